@@ -1,0 +1,541 @@
+"""The running average of an optimiser's iterates."""
+
+from __future__ import annotations
+
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from gadam._local import all_finite, local, new_like
+from gadam.average.batchnorm import Batches, refresh_batchnorm
+from gadam.average.plan import Averaging, Trigger
+
+__all__ = ["BuiltInAverage", "IterateAverage", "is_rehearsal"]
+
+Phase = Literal["waiting", "averaging", "finished"]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far an average has come. Plain numbers and words, so that any checkpoint can hold it."""
+
+    phase: Phase = "waiting"
+    steps: int = 0  # steps of the optimiser seen
+    begun: int = 0  # the first step to sample, once phase is "averaging"
+    count: int = 0  # samples in the average
+    skipped: int = 0  # samples that were due and not finite
+    memory: tuple[float, ...] = ()  # the trigger's
+
+
+class IterateAverage:
+    """Averages the iterates of any torch optimiser. On SGD it is SWA; it is ``Gadam.average``.
+
+    It listens to the optimiser's steps and keeps its own copy of the average: the optimiser and the
+    model are not changed, except inside :meth:`applied` and by :meth:`adopt`.
+
+    Args:
+        optimizer: the optimiser whose iterates to average
+        averaging: the plan; None is ``Averaging()``, which waits for :meth:`begin` or :meth:`collect`
+
+    Example:
+        >>> import torch, gadam
+        >>> model = torch.nn.Linear(4, 1)
+        >>> sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        >>> swa = gadam.IterateAverage(sgd, gadam.Averaging(start=3))
+        >>> for _ in range(5):
+        ...     sgd.zero_grad()
+        ...     model(torch.randn(8, 4)).square().mean().backward()
+        ...     sgd.step()
+        >>> swa.count
+        3
+        >>> with swa.applied(model):
+        ...     loss = model(torch.randn(8, 4)).square().mean()
+    """
+
+    def __init__(self, optimizer: Optimizer, averaging: Averaging | None = None) -> None:
+        if not isinstance(optimizer, Optimizer):
+            raise TypeError(
+                f"IterateAverage needs a torch optimizer, not {type(optimizer).__name__}"
+            )
+        self.optimizer = optimizer
+        self.averaging = averaging if averaging is not None else Averaging()
+        if not isinstance(self.averaging, Averaging):
+            raise TypeError(f"averaging must be a gadam.Averaging, not {averaging!r}")
+        self._applied = False
+        self._raw: dict[Tensor, Tensor] = {}
+        self._warned = False
+        self._open_store()
+        self._attach()
+
+    # ---------------------------------------------------------------- where the state is kept
+
+    def _open_store(self) -> None:
+        self._own_progress = Progress()
+        self._own_state: defaultdict[Tensor, dict[str, Tensor]] = defaultdict(dict)
+        # At once, not with the first step: a distributed checkpoint restores only what is there.
+        if self.averaging.start is not None:
+            self._allocate()
+
+    @property
+    def _progress(self) -> Progress:
+        return self._own_progress
+
+    @_progress.setter
+    def _progress(self, progress: Progress) -> None:
+        self._own_progress = progress
+
+    @property
+    def _state(self) -> defaultdict[Tensor, dict[str, Any]]:
+        return self._own_state
+
+    def _slots(self) -> list[str]:
+        """Names of the buffers that a parameter has: one, or the ring of a sliding window."""
+        slots = self.averaging.weighting.slots
+        return ["average"] if slots is None else [f"average_{i}" for i in range(slots)]
+
+    def _params(self) -> list[Tensor]:
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
+    def _averaged(self) -> list[Tensor]:
+        """The parameters that have been trained, and so have buffers."""
+        first = self._slots()[0]
+        return [p for p in self._params() if p in self._state and first in self._state[p]]
+
+    @torch.no_grad()
+    def _allocate(self) -> None:
+        first = self._slots()[0]
+        count = self._progress.count
+        for p in self._params():
+            if not p.requires_grad or (p in self._state and first in self._state[p]):
+                continue
+            for name in self._slots():
+                buffer = new_like(p, self.averaging.dtype_for(p), self.averaging.device_for(p))
+                # Frozen until now: the mean of what it has been is what it is.
+                if count:
+                    local(buffer).copy_(local(p))
+                self._state[p][name] = buffer
+
+    # ------------------------------------------------------------------------------- stepping
+
+    def _attach(self) -> None:
+        self.optimizer.register_step_pre_hook(self._before_step)
+        self.optimizer.register_step_post_hook(self._after_step)
+
+    @torch._disable_dynamo
+    def _before_step(self, *_: object) -> None:
+        if self._applied:
+            raise RuntimeError(
+                "step() was called while the averaged weights are applied: leave the "
+                "`with average.applied():` block first"
+            )
+        progress = self._progress
+        if self.averaging.start is not None or progress.phase != "waiting" or progress.count:
+            self._allocate()
+
+    @torch._disable_dynamo
+    def _after_step(self, *_: object) -> None:
+        progress = self._progress
+        if progress.steps == 0 and is_rehearsal(self.optimizer):
+            return
+        step = progress.steps + 1
+        phase, begun = progress.phase, progress.begun
+        first_step = self.averaging.first_step
+        if phase == "waiting" and first_step is not None and step >= first_step:
+            phase, begun = "averaging", first_step
+        every = self.averaging.every
+        due = phase == "averaging" and every is not None and (step - begun) % every == 0
+        # GradScaler steps an optimiser that handles scaling itself even where it found an inf.
+        found_inf = getattr(self.optimizer, "found_inf", None)
+        if found_inf is not None and bool(found_inf):
+            if due:
+                self._progress = replace(progress, skipped=progress.skipped + 1)
+            return
+        self._progress = replace(progress, steps=step, phase=phase, begun=begun)
+        if due:
+            self._sample()
+
+    @torch.no_grad()
+    def _sample(self) -> bool:
+        progress = self._progress
+        params = self._averaged()
+        if not all_finite(params):
+            self._progress = replace(progress, skipped=progress.skipped + 1)
+            return False
+        count = progress.count + 1
+        slots = self._slots()
+        name = slots[(count - 1) % len(slots)]
+        weight = 1.0 if len(slots) > 1 else self.averaging.weighting.newest(count)
+        averages, samples = [], []
+        for p in params:
+            average, sample = local(self._state[p][name]), local(p).detach()
+            if weight == 1.0:
+                average.copy_(sample)
+                continue
+            if average.is_complex():
+                average, sample = torch.view_as_real(average), torch.view_as_real(sample)
+            averages.append(average)
+            samples.append(sample.to(average.device, average.dtype))
+        if averages:
+            torch._foreach_lerp_(averages, samples, weight)
+        self._progress = replace(progress, count=count)
+        return True
+
+    def _value(self, p: Tensor) -> Tensor:
+        """This process's shard of the parameter's average, in the average's type and place."""
+        buffers = [local(self._state[p][name]) for name in self._slots()]
+        if len(buffers) == 1:
+            return buffers[0]
+        filled = buffers[: self._progress.count]
+        return torch.stack(filled).mean(0)
+
+    # ------------------------------------------------------------------------------ controlling
+
+    @property
+    def count(self) -> int:
+        """How many samples are in the average."""
+        return self._progress.count
+
+    @property
+    def skipped(self) -> int:
+        """How many samples were due but not finite, and did not enter."""
+        return self._progress.skipped
+
+    @property
+    def phase(self) -> Phase:
+        """``"waiting"`` for its start, ``"averaging"``, or ``"finished"`` by its trigger."""
+        return self._progress.phase
+
+    @property
+    def _begun_by_this_step(self) -> bool:
+        """For a step hook that runs before this average's: do samples start here, or earlier?"""
+        first_step = self.averaging.first_step
+        return (
+            self.phase != "waiting"
+            or self.count > 0
+            or (first_step is not None and self._progress.steps + 1 >= first_step)
+        )
+
+    def begin(self) -> None:
+        """Sample from the next step on. No effect where averaging has begun already."""
+        if self.phase != "averaging":
+            self._progress = replace(
+                self._progress, phase="averaging", begun=self._progress.steps + 1, memory=()
+            )
+
+    def collect(self) -> bool:
+        """Sample the weights as they are now, for loops that average once an epoch.
+
+        It does not switch automatic sampling on. Returns whether the sample entered: one that is not
+        finite does not (it is counted in :attr:`skipped`), nor does any once :attr:`phase` is
+        ``"finished"``.
+        """
+        if self._applied:
+            raise RuntimeError(
+                "collect() was called while the averaged weights are applied: they are no iterate"
+            )
+        if self.phase == "finished":
+            return False
+        self._allocate()
+        return self._sample()
+
+    def observe(self, metric: float) -> bool:
+        """Tell the plan's trigger a validation metric, once an epoch, taken inside :meth:`applied`.
+
+        Returns True once training should stop. A plan without a trigger never says so. Under
+        distributed training every process must pass the same number.
+        """
+        progress = self._progress
+        trigger = self.averaging.start
+        if isinstance(trigger, Trigger) and progress.phase != "finished":
+            averaging = progress.phase == "averaging"
+            memory, verdict = trigger.judge(progress.memory, float(metric), averaging)
+            self._progress = replace(progress, memory=memory)
+            if verdict == "begin":
+                self.begin()
+            elif verdict == "finish":
+                self._progress = replace(self._progress, phase="finished")
+        return self.phase == "finished"
+
+    # ------------------------------------------------------------------------------------ using
+
+    @contextmanager
+    def applied(
+        self, model: nn.Module | None = None, batchnorm: Batches | None = None
+    ) -> Iterator[None]:
+        """The averaged weights inside the block; on leaving it, however, the raw ones bit for bit.
+
+        It costs one copy of the parameters while it lasts. The optimiser's ``state_dict()`` is the
+        same inside as outside; the *model's* holds the averaged weights inside, see
+        :meth:`raw_state_dict`.
+
+        Args:
+            model: the model that holds the parameters; its buffers are restored too. Needed for
+                ``batchnorm``, and under FSDP2
+            batchnorm: refresh the BatchNorm statistics at the averaged weights, by
+                :func:`gadam.refresh_batchnorm`: an iterable of batches, or a callable that runs
+                forwards (it is given the model if it takes an argument)
+        """
+        self._warn_if_empty(stacklevel=4)
+        with self._swapped(model, batchnorm):
+            yield
+
+    def adopt(self, model: nn.Module | None = None, batchnorm: Batches | None = None) -> None:
+        """Make the averaged weights (and refreshed BatchNorm statistics) the model's own, for good.
+
+        The arguments are those of :meth:`applied`. If the refresh fails, nothing has changed.
+        """
+        self._warn_if_empty(stacklevel=3)
+        with self._swapped(model, batchnorm) as keep:
+            keep()
+
+    def _warn_if_empty(self, stacklevel: int) -> None:
+        if not self.count and not self._warned:
+            self._warned = True
+            warnings.warn(
+                "the average has no sample yet: the raw weights stand in for it",
+                stacklevel=stacklevel,
+            )
+
+    @contextmanager
+    def _swapped(
+        self, model: nn.Module | None, batchnorm: Batches | None
+    ) -> Iterator[Callable[[], None]]:
+        if self._applied:
+            raise RuntimeError("the averaged weights are already applied: applied() does not nest")
+        if batchnorm is not None and model is None:
+            raise ValueError("batchnorm needs the model whose statistics to refresh: pass model=")
+        params = self._averaged() if self.count else []
+        buffers = _Buffers(model)
+        kept = False
+
+        def keep() -> None:
+            nonlocal kept
+            kept = True
+
+        self._applied = True
+        try:
+            with torch.no_grad():
+                _reshard(model)
+                for p in params:
+                    self._raw[p] = local(p).detach().clone()
+                    local(p).copy_(self._value(p))
+            if batchnorm is not None and model is not None:
+                refresh_batchnorm(model, batchnorm)
+            yield keep
+        finally:
+            if not kept:
+                with torch.no_grad():
+                    for p, raw in self._raw.items():
+                        local(p).copy_(raw)
+                    buffers.restore()
+            _reshard(model)
+            self._raw = {}
+            self._applied = False
+
+    def model_state_dict(self, model: nn.Module) -> dict[str, Any]:
+        """The state dict of the averaged model, on its own memory; the model is not touched.
+
+        Its BatchNorm statistics are those of the raw weights: for fresh ones save
+        ``model.state_dict()`` inside :meth:`applied` with ``batchnorm=``.
+        """
+        averaged = set(self._averaged()) if self.count else set()
+        return self._state_dict_of(model, lambda p: self._value(p) if p in averaged else None)
+
+    def raw_state_dict(self, model: nn.Module) -> dict[str, Any]:
+        """The state dict of the raw model, on its own memory, even inside :meth:`applied`.
+
+        For code that writes checkpoints and cannot know whether the averaged weights are applied.
+        (Buffers are the model's present ones.)
+        """
+        return self._state_dict_of(model, self._raw.get)
+
+    @torch.no_grad()
+    def _state_dict_of(
+        self, model: nn.Module, value: Callable[[Tensor], Tensor | None]
+    ) -> dict[str, Any]:
+        state_dict = model.state_dict(keep_vars=True)
+        for name, tensor in state_dict.items():
+            if isinstance(tensor, Tensor):
+                copy = tensor.detach().clone()
+                other = value(tensor)
+                if other is not None:
+                    local(copy).copy_(other)
+                state_dict[name] = copy
+        return state_dict
+
+    # ------------------------------------------------------------------------- saving, restoring
+
+    def state_dict(self) -> dict[str, Any]:
+        """The average and how far it has come, as tensors and plain values."""
+        index = {p: i for i, p in enumerate(self._params())}
+        return {
+            "progress": asdict(self._progress),
+            "state": {
+                index[p]: {name: self._state[p][name] for name in self._slots()}
+                for p in self._averaged()
+            },
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` gave, in the plan's own dtype and device."""
+        try:
+            progress = _progress_from(state_dict["progress"])
+            state = state_dict["state"]
+        except (KeyError, TypeError) as error:
+            raise ValueError(
+                f"this is not the state of an iterate average: {type(error).__name__} at {error}"
+            ) from error
+        params = self._params()
+        unknown = [i for i in state if int(i) not in range(len(params))]
+        if unknown:
+            raise ValueError(
+                f"the saved average has a parameter {unknown[0]}, the optimizer only {len(params)}"
+            )
+        self._restore(progress, {params[int(i)]: buffers for i, buffers in state.items()})
+
+    @torch.no_grad()
+    def _restore(self, progress: Progress, saved: dict[Tensor, dict[str, Tensor]]) -> None:
+        """Take over the saved buffers: on fresh memory, in the plan's dtype and device."""
+        restored: dict[Tensor, dict[str, Tensor]] = {}
+        for p, buffers in saved.items():
+            if not progress.count or not any(map(_is_slot, buffers)):
+                continue
+            restored[p] = {}
+            for name in self._slots():
+                if name not in buffers:
+                    raise ValueError(
+                        f"the saved average has no buffer {name!r}, which the weighting "
+                        f"{self.averaging.weighting} needs: was it saved with another one?"
+                    )
+                if buffers[name].shape != p.shape:
+                    raise ValueError(
+                        f"the saved average has shape {tuple(buffers[name].shape)} where the "
+                        f"parameter has {tuple(p.shape)}"
+                    )
+                buffer = new_like(p, self.averaging.dtype_for(p), self.averaging.device_for(p))
+                local(buffer).copy_(local(buffers[name], like=p))
+                restored[p][name] = buffer
+        if progress.count and not restored:
+            raise ValueError(
+                f"the checkpoint tells of an average of {progress.count} samples but their mean was "
+                "not restored: a distributed checkpoint restores only what the new optimizer already "
+                "has, so give it the plan (average=Averaging(start=…)) or call average.begin() before "
+                "loading"
+            )
+        for p in self._params():
+            stale = [name for name in self._state.get(p, ()) if _is_slot(name)]
+            for name in stale:
+                del self._state[p][name]
+            if p in restored:
+                self._state[p].update(restored[p])
+            elif stale:
+                restored[p] = {}
+        self._progress = progress
+        if any(not buffers for buffers in restored.values()):  # nothing in them yet, but there
+            self._allocate()
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._applied:
+            raise RuntimeError("an average cannot be copied or pickled while it is applied")
+        return self.__dict__.copy()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._attach()  # a copied optimizer comes without hooks
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({self.averaging}, phase={self.phase!r}, count={self.count}, "
+            f"optimizer={type(self.optimizer).__name__})"
+        )
+
+
+class BuiltInAverage(IterateAverage):
+    """The average of an optimiser that keeps it in its own state: ``Gadam.average``.
+
+    Buffers live in ``optimizer.state``, progress in ``optimizer.param_groups[0]["average"]``: so both
+    travel in the optimiser's ``state_dict``, through distributed checkpoints too.
+    """
+
+    def _open_store(self) -> None:
+        self.optimizer.param_groups[0].setdefault("average", asdict(Progress()))
+
+    @property
+    def _progress(self) -> Progress:
+        return _progress_from(self.optimizer.param_groups[0]["average"])
+
+    @_progress.setter
+    def _progress(self, progress: Progress) -> None:
+        # A new dict, not a changed one: state dicts handed out earlier refer to the old.
+        self.optimizer.param_groups[0]["average"] = asdict(progress)
+
+    @property
+    def _state(self) -> defaultdict[Tensor, dict[str, Any]]:
+        return self.optimizer.state
+
+    def restore_from(self, saved: dict[Tensor, dict[str, Any]]) -> None:
+        """Undo what ``Optimizer.load_state_dict`` did to the average.
+
+        It casts state to the parameter's dtype and device, so a float32 average of bfloat16 weights
+        comes out rounded.
+
+        Args:
+            saved: what the loaded state dict held for each parameter
+        """
+        self._restore(self._progress, saved)
+
+
+def _progress_from(values: dict[str, Any]) -> Progress:
+    return Progress(**{**values, "memory": tuple(values["memory"])})
+
+
+def _is_slot(name: object) -> bool:
+    return str(name).partition("_")[0] == "average"
+
+
+def is_rehearsal(optimizer: Optimizer) -> bool:
+    """Whether this was no step of training: lr = 0 and zero gradients.
+
+    It is how torch.distributed.checkpoint makes an optimiser create its state.
+    """
+    groups = optimizer.param_groups
+    if any("lr" not in group or bool(group["lr"] != 0) for group in groups):
+        return False
+    grads = [p.grad for group in groups for p in group["params"] if p.grad is not None]
+    return bool(grads) and not any(bool(local(grad).any()) for grad in grads)
+
+
+class _Buffers:
+    """A model's buffers as they are now."""
+
+    def __init__(self, model: nn.Module | None) -> None:
+        self.saved = [
+            (module, name, buffer, buffer.detach().clone())
+            for module in (model.modules() if model is not None else ())
+            for name, buffer in module._buffers.items()
+            if buffer is not None
+        ]
+
+    def restore(self) -> None:
+        for module, name, buffer, value in self.saved:
+            local(buffer).copy_(local(value))
+            module._buffers[name] = buffer
+
+
+def _reshard(model: nn.Module | None) -> None:
+    """Let FSDP2 forget gathered parameters.
+
+    It keeps the root's after a forward without backward, and the next forward would not see that the
+    shards have changed.
+    """
+    for module in model.modules() if model is not None else ():
+        reshard = getattr(module, "reshard", None)
+        if callable(reshard) and hasattr(module, "unshard"):
+            reshard()

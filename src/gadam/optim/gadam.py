@@ -1,0 +1,205 @@
+"""Gadam and GadamX: the Adam-family update with the iterate average built in."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import Any
+
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from gadam.average.iterate import BuiltInAverage
+from gadam.average.plan import Averaging
+from gadam.optim.padam import Padam
+from gadam.optim.update import Form
+
+__all__ = ["Gadam", "GadamX"]
+
+
+class _Averaged(Padam):
+    """Padam that carries the average of its iterates in its own state."""
+
+    def __init__(
+        self, params: ParamsT, *args: Any, average: Averaging | None, **kwargs: Any
+    ) -> None:
+        super().__init__(params, *args, **kwargs)
+        self._average = BuiltInAverage(self, average)
+
+    @property
+    def average(self) -> BuiltInAverage:
+        """The running average of the iterates."""
+        return self._average
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_averaging": self._average.averaging}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        state = dict(state)
+        averaging = state.pop("_averaging", None)
+        super().__setstate__(state)
+        if "_average" in self.__dict__:  # load_state_dict; an older checkpoint has no average
+            self._average._open_store()
+        else:  # a copy, or out of a pickle
+            self._average = BuiltInAverage(self, averaging)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the optimiser's state, its average included.
+
+        Args:
+            state_dict: what :meth:`state_dict` returned
+        """
+        loaded: dict[str, Any] = {}
+        # Last of the pre-hooks, first of the post-hooks: it sees what the user's made of the state
+        # dict, and the user's see the average restored.
+        handles = [
+            self.register_load_state_dict_pre_hook(lambda _, final: loaded.update(final)),
+            self.register_load_state_dict_post_hook(
+                lambda _: self._restore_average(loaded), prepend=True
+            ),
+        ]
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _restore_average(self, loaded: dict[str, Any]) -> None:
+        saved_ids = chain.from_iterable(group["params"] for group in loaded["param_groups"])
+        params = chain.from_iterable(group["params"] for group in self.param_groups)
+        states = loaded["state"]
+        self._average.restore_from({p: states.get(i, {}) for i, p in zip(saved_ids, params)})
+
+
+class Gadam(_Averaged):
+    r"""AdamW whose iterates are averaged.
+
+    The update is that of :class:`gadam.Padam` at :math:`p = 1/2`, which is torch's AdamW; from
+    :math:`T_{avg}` on the mean of the iterates is kept beside it:
+
+    .. math::
+        \bar\theta_n = \tfrac1n \sum_{i=1}^{n} \theta_{t_i}, \qquad t_1 = T_{avg}.
+
+    Train at a learning rate that stays high, and use :math:`\bar\theta` in the end.
+
+    Args:
+        params, lr, betas, eps, weight_decay, amsgrad: as of :class:`torch.optim.AdamW`
+        average: which iterates to average; None waits for ``average.begin()`` or
+            ``average.collect()``
+        decoupled_weight_decay: False gives Adam's L2 penalty, which language models want
+        form, maximize, foreach, fused, capturable, differentiable: as of :class:`gadam.Padam`
+
+    Example:
+        >>> import torch, gadam
+        >>> model = torch.nn.Linear(4, 1)
+        >>> optimizer = gadam.Gadam(
+        ...     model.parameters(), lr=1e-3, weight_decay=0.1, average=gadam.Averaging(start=50)
+        ... )
+        >>> for _ in range(100):
+        ...     optimizer.zero_grad()
+        ...     model(torch.randn(8, 4)).square().mean().backward()
+        ...     optimizer.step()
+        >>> with optimizer.average.applied(model):
+        ...     loss = model(torch.randn(8, 4)).square().mean()
+        >>> optimizer.average.count
+        51
+
+    Reference: Granziol, Baskerville, Wan, Albanie, Roberts, *Iterative Averaging in the Quest for
+    Best Test Error* (arXiv 2003.01247).
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        *,
+        average: Averaging | None = None,
+        decoupled_weight_decay: bool = True,
+        form: Form = "official",
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+    ) -> None:
+        super().__init__(
+            params,
+            lr,
+            betas,
+            eps,
+            weight_decay,
+            amsgrad,
+            average=average,
+            partial=0.5,
+            decoupled_weight_decay=decoupled_weight_decay,
+            form=form,
+            maximize=maximize,
+            foreach=foreach,
+            fused=fused,
+            capturable=capturable,
+            differentiable=differentiable,
+        )
+
+
+class GadamX(_Averaged):
+    r"""PadamW whose iterates are averaged: :class:`Gadam` with the partially adaptive update.
+
+    The update is that of :class:`gadam.Padam` with decoupled decay; the average is that of
+    :class:`Gadam`. It wants SGD's learning rates (0.1), not Adam's.
+
+    Args:
+        partial: the exponent p; 0.125 for vision, 0.2 for language models
+        params, lr, betas, eps, weight_decay, amsgrad, average, decoupled_weight_decay, form,
+            maximize, foreach, fused, capturable, differentiable: as of :class:`Gadam`
+
+    Example:
+        >>> import torch, gadam
+        >>> model = torch.nn.Linear(4, 1)
+        >>> optimizer = gadam.GadamX(model.parameters(), average=gadam.Averaging(start=2, every=2))
+        >>> for _ in range(6):
+        ...     optimizer.zero_grad()
+        ...     model(torch.randn(8, 4)).square().mean().backward()
+        ...     optimizer.step()
+        >>> optimizer.average.count
+        3
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 0.1,
+        betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 2.5e-3,
+        amsgrad: bool = False,
+        *,
+        partial: float = 0.125,
+        average: Averaging | None = None,
+        decoupled_weight_decay: bool = True,
+        form: Form = "official",
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+    ) -> None:
+        super().__init__(
+            params,
+            lr,
+            betas,
+            eps,
+            weight_decay,
+            amsgrad,
+            average=average,
+            partial=partial,
+            decoupled_weight_decay=decoupled_weight_decay,
+            form=form,
+            maximize=maximize,
+            foreach=foreach,
+            fused=fused,
+            capturable=capturable,
+            differentiable=differentiable,
+        )

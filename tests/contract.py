@@ -1,0 +1,100 @@
+"""The contract table: every optimiser is a row, and every row keeps the same promises.
+
+Adding an optimiser is adding a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+import gadam
+
+
+@dataclass(frozen=True)
+class Row:
+    """An optimiser, how to make it, and what it can do."""
+
+    name: str
+    make: Callable[..., Optimizer]  # (params, **keywords)
+    keywords: dict[str, Any] = field(default_factory=dict)
+    averages: bool = False  # takes average=
+    flags: bool = True  # takes foreach=, differentiable=, maximize=, tensor lr
+
+    def __call__(self, params: Any, **keywords: Any) -> Any:
+        return self.make(params, **{**self.keywords, **keywords})
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _lookahead(inner: Callable[..., Optimizer]) -> Callable[..., Optimizer]:
+    def make(params: Any, k: int = 3, until_average: bool = False, **keywords: Any) -> Optimizer:
+        return gadam.Lookahead(inner(params, **keywords), k=k, until_average=until_average)
+
+    return make
+
+
+ROWS = [
+    Row("Padam", gadam.Padam, {"lr": 0.02}),
+    Row("Padam-L2-amsgrad", gadam.Padam, {"lr": 0.02, "weight_decay": 0.1, "amsgrad": True}),
+    Row("Padam-half", gadam.Padam, {"lr": 0.01, "partial": 0.5, "weight_decay": 0.1}),
+    Row("Padam-zero", gadam.Padam, {"lr": 0.01, "partial": 0.0}),
+    Row("Padam-paper", gadam.Padam, {"lr": 0.02, "form": "paper", "amsgrad": True}),
+    Row("PadamW", gadam.PadamW, {"lr": 0.02, "weight_decay": 0.1}),
+    Row("PadamW-paper", gadam.PadamW, {"lr": 0.02, "weight_decay": 0.1, "form": "paper"}),
+    Row("Gadam", gadam.Gadam, {"lr": 0.01}, averages=True),
+    Row("Gadam-amsgrad", gadam.Gadam, {"lr": 0.01, "amsgrad": True}, averages=True),
+    Row("Gadam-L2", gadam.Gadam, {"lr": 0.01, "decoupled_weight_decay": False}, averages=True),
+    Row("Gadam-paper", gadam.Gadam, {"lr": 0.01, "form": "paper"}, averages=True),
+    Row("GadamX", gadam.GadamX, {"lr": 0.02}, averages=True),
+    Row("GadamX-language", gadam.GadamX, {"lr": 0.02, "partial": 0.2, "amsgrad": True}, averages=True),
+    Row("Lookahead-SGD", _lookahead(torch.optim.SGD), {"lr": 0.02, "momentum": 0.9}, flags=False),
+    Row("Lookahead-AdamW", _lookahead(torch.optim.AdamW), {"lr": 0.01}, flags=False),
+    Row("Lookahead-Gadam", _lookahead(gadam.Gadam), {"lr": 0.01}, averages=True, flags=False),
+    Row(
+        "Gadam-LH",
+        _lookahead(gadam.Gadam),
+        {"lr": 0.01, "until_average": True},
+        averages=True,
+        flags=False,
+    ),
+]
+BY_NAME = {row.name: row for row in ROWS}
+FLAGGED = [row for row in ROWS if row.flags]
+AVERAGING = [row for row in ROWS if row.averages]
+
+
+def parameters(dtype: torch.dtype = torch.float32, seed: int = 0) -> list[torch.nn.Parameter]:
+    """Shapes that trip naive code: a matrix, a transposed one, a 0-dim and a 0-element tensor."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+
+    tensors = [draw(4, 3), draw(3, 5).t(), draw(), draw(0, 2), draw(7)]
+    return [torch.nn.Parameter(t) for t in tensors]
+
+
+def set_gradients(params: list[torch.nn.Parameter], step: int) -> None:
+    """Gradients that depend on the step and on the weights, as in training."""
+    generator = torch.Generator().manual_seed(1000 + step)
+    for p in params:
+        noise = torch.randn(p.shape, generator=generator, dtype=torch.float64)
+        p.grad = (noise + 0.5 * p.detach().double()).to(p.dtype)
+
+
+def train(
+    optimizer: Optimizer, params: list[torch.nn.Parameter], steps: int, first: int = 1
+) -> list[list[torch.Tensor]]:
+    """Steps first, first + 1, …; gives the iterates."""
+    iterates = []
+    for step in range(first, first + steps):
+        set_gradients(params, step)
+        optimizer.step()
+        iterates.append([p.detach().clone() for p in params])
+    return iterates
