@@ -52,7 +52,12 @@ ROWS = [
     Row("Gadam-L2", gadam.Gadam, {"lr": 0.01, "decoupled_weight_decay": False}, averages=True),
     Row("Gadam-paper", gadam.Gadam, {"lr": 0.01, "form": "paper"}, averages=True),
     Row("GadamX", gadam.GadamX, {"lr": 0.02}, averages=True),
-    Row("GadamX-language", gadam.GadamX, {"lr": 0.02, "partial": 0.2, "amsgrad": True}, averages=True),
+    Row(
+        "GadamX-language",
+        gadam.GadamX,
+        {"lr": 0.02, "partial": 0.2, "amsgrad": True},
+        averages=True,
+    ),
     Row("Lookahead-SGD", _lookahead(torch.optim.SGD), {"lr": 0.02, "momentum": 0.9}, flags=False),
     Row("Lookahead-AdamW", _lookahead(torch.optim.AdamW), {"lr": 0.01}, flags=False),
     Row("Lookahead-Gadam", _lookahead(gadam.Gadam), {"lr": 0.01}, averages=True, flags=False),
@@ -98,3 +103,21 @@ def train(
         optimizer.step()
         iterates.append([p.detach().clone() for p in params])
     return iterates
+
+
+def same(a: Any, b: Any) -> None:
+    """Equal to the bit, types included, through dicts, lists and tuples."""
+    if isinstance(a, torch.Tensor):
+        assert (a.dtype, a.device) == (b.dtype, b.device)
+        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+    elif isinstance(a, dict):
+        assert a.keys() == b.keys()
+        for key in a:
+            same(a[key], b[key])
+    elif isinstance(a, (list, tuple)):
+        assert type(a) is type(b)
+        assert len(a) == len(b)
+        for x, y in zip(a, b):
+            same(x, y)
+    else:
+        assert a == b

@@ -78,4 +78,6 @@ def window(samples: Sequence[float], size: int) -> float:
 
 def sampled_steps(total: int, start: int, every: int) -> list[int]:
     """Steps count 1, 2, …; the initial weights never enter."""
-    return [t for t in range(1, total + 1) if t >= max(start, 1) and (t - max(start, 1)) % every == 0]
+    return [
+        t for t in range(1, total + 1) if t >= max(start, 1) and (t - max(start, 1)) % every == 0
+    ]

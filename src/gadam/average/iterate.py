@@ -22,9 +22,12 @@ __all__ = ["BuiltInAverage", "IterateAverage", "is_rehearsal"]
 Phase = Literal["waiting", "averaging", "finished"]
 
 
+PHASES: tuple[Phase, ...] = ("waiting", "averaging", "finished")
+
+
 @dataclass(frozen=True)
 class Progress:
-    """How far an average has come. Plain numbers and words, so that any checkpoint can hold it."""
+    """How far an average has come."""
 
     phase: Phase = "waiting"
     steps: int = 0  # steps of the optimiser seen
@@ -32,6 +35,21 @@ class Progress:
     count: int = 0  # samples in the average
     skipped: int = 0  # samples that were due and not finite
     memory: tuple[float, ...] = ()  # the trigger's
+
+    def pack(self) -> dict[str, Tensor]:
+        """As tensors of fixed shapes: any checkpoint can hold them, and torch.compile does not make
+        a new graph for each new value.
+        """
+        values = {**asdict(self), "phase": PHASES.index(self.phase)}
+        memory = torch.tensor(values.pop("memory"), dtype=torch.float64)
+        return {**{name: torch.tensor(value) for name, value in values.items()}, "memory": memory}
+
+    @classmethod
+    def unpack(cls, packed: dict[str, Any]) -> Progress:
+        values = {name: torch.as_tensor(value).tolist() for name, value in packed.items()}
+        return cls(
+            **{**values, "phase": PHASES[values["phase"]], "memory": tuple(values["memory"])}
+        )
 
 
 class IterateAverage:
@@ -77,11 +95,15 @@ class IterateAverage:
     # ---------------------------------------------------------------- where the state is kept
 
     def _open_store(self) -> None:
-        self._own_progress = Progress()
+        self._own_progress = self._blank_progress()
         self._own_state: defaultdict[Tensor, dict[str, Tensor]] = defaultdict(dict)
         # At once, not with the first step: a distributed checkpoint restores only what is there.
         if self.averaging.start is not None:
             self._allocate()
+
+    def _blank_progress(self) -> Progress:
+        trigger = self.averaging.start
+        return Progress(memory=trigger.blank if isinstance(trigger, Trigger) else ())
 
     @property
     def _progress(self) -> Progress:
@@ -225,8 +247,12 @@ class IterateAverage:
     def begin(self) -> None:
         """Sample from the next step on. No effect where averaging has begun already."""
         if self.phase != "averaging":
+            progress = self._progress
             self._progress = replace(
-                self._progress, phase="averaging", begun=self._progress.steps + 1, memory=()
+                progress,
+                phase="averaging",
+                begun=progress.steps + 1,
+                memory=self._blank_progress().memory,
             )
 
     def collect(self) -> bool:
@@ -376,7 +402,7 @@ class IterateAverage:
         """The average and how far it has come, as tensors and plain values."""
         index = {p: i for i, p in enumerate(self._params())}
         return {
-            "progress": asdict(self._progress),
+            "progress": self._progress.pack(),
             "state": {
                 index[p]: {name: self._state[p][name] for name in self._slots()}
                 for p in self._averaged()
@@ -386,11 +412,11 @@ class IterateAverage:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` gave, in the plan's own dtype and device."""
         try:
-            progress = _progress_from(state_dict["progress"])
-            state = state_dict["state"]
-        except (KeyError, TypeError) as error:
+            progress, state = Progress.unpack(state_dict["progress"]), state_dict["state"]
+        except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise ValueError(
-                f"this is not the state of an iterate average: {type(error).__name__} at {error}"
+                "this is not the state of an iterate average: it needs the entries 'progress' and "
+                f"'state' that state_dict() gives ({type(error).__name__}: {error})"
             ) from error
         params = self._params()
         unknown = [i for i in state if int(i) not in range(len(params))]
@@ -403,6 +429,10 @@ class IterateAverage:
     @torch.no_grad()
     def _restore(self, progress: Progress, saved: dict[Tensor, dict[str, Tensor]]) -> None:
         """Take over the saved buffers: on fresh memory, in the plan's dtype and device."""
+        if len(progress.memory) != len(self._blank_progress().memory):
+            raise ValueError(
+                f"the saved average was started by another trigger than {self.averaging.start!r}"
+            )
         restored: dict[Tensor, dict[str, Tensor]] = {}
         for p, buffers in saved.items():
             if not progress.count or not any(map(_is_slot, buffers)):
@@ -465,16 +495,16 @@ class BuiltInAverage(IterateAverage):
     """
 
     def _open_store(self) -> None:
-        self.optimizer.param_groups[0].setdefault("average", asdict(Progress()))
+        self.optimizer.param_groups[0].setdefault("average", self._blank_progress().pack())
 
     @property
     def _progress(self) -> Progress:
-        return _progress_from(self.optimizer.param_groups[0]["average"])
+        return Progress.unpack(self.optimizer.param_groups[0]["average"])
 
     @_progress.setter
     def _progress(self, progress: Progress) -> None:
-        # A new dict, not a changed one: state dicts handed out earlier refer to the old.
-        self.optimizer.param_groups[0]["average"] = asdict(progress)
+        # New tensors, not changed ones: state dicts handed out earlier refer to the old.
+        self.optimizer.param_groups[0]["average"] = progress.pack()
 
     @property
     def _state(self) -> defaultdict[Tensor, dict[str, Any]]:
@@ -490,10 +520,6 @@ class BuiltInAverage(IterateAverage):
             saved: what the loaded state dict held for each parameter
         """
         self._restore(self._progress, saved)
-
-
-def _progress_from(values: dict[str, Any]) -> Progress:
-    return Progress(**{**values, "memory": tuple(values["memory"])})
 
 
 def _is_slot(name: object) -> bool:

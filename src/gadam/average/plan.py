@@ -99,13 +99,19 @@ class Plateau:
             raise ValueError(f"Invalid patience: {self.patience!r} (it must be a positive integer)")
         _check_mode(self.mode)
 
+    @property
+    def blank(self) -> Memory:
+        """What it remembers before any observation: the best, and observations since."""
+        return (_worst(self.mode), 0.0)
+
     def judge(self, memory: Memory, metric: float, averaging: bool) -> tuple[Memory, Verdict]:
-        best, waited = memory or (_worst(self.mode), 0.0)
+        """Take in one more observation; gives what to remember, and what to do."""
+        best, waited = memory
         if _better(metric, best, self.mode):
             return (metric, 0.0), None
         if waited + 1 < self.patience:
             return (best, waited + 1), None
-        return (), "finish" if averaging else "begin"
+        return self.blank, "finish" if averaging else "begin"
 
 
 @dataclass(frozen=True)
@@ -128,18 +134,21 @@ class NonMonotone:
             raise ValueError(f"Invalid interval: {self.interval!r} (it must be a positive integer)")
         _check_mode(self.mode)
 
+    @property
+    def blank(self) -> Memory:
+        """What it remembers before any observation: the best of all but the last ``interval``
+        observations, and those.
+        """
+        return (_worst(self.mode),) * (1 + self.interval)
+
     def judge(self, memory: Memory, metric: float, averaging: bool) -> tuple[Memory, Verdict]:
+        """Take in one more observation; gives what to remember, and what to do."""
+        best, oldest, *newer = memory
         if averaging:
-            return (), None
-        # memory: the best of what lies `interval` or more observations back, then those since
-        best, *recent = memory or (_worst(self.mode),)
-        if len(recent) == self.interval and _better(best, metric, self.mode):
-            return (), "begin"
-        recent.append(metric)
-        if len(recent) > self.interval:
-            oldest = recent.pop(0)
-            best = oldest if _better(oldest, best, self.mode) else best
-        return (best, *recent), None
+            return self.blank, None
+        if _better(best, metric, self.mode):
+            return self.blank, "begin"
+        return (oldest if _better(oldest, best, self.mode) else best, *newer, metric), None
 
 
 Trigger = Plateau | NonMonotone

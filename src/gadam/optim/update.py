@@ -114,7 +114,9 @@ def _single_tensor_padam(
         bias_correction1 = 1 - beta1**step
         bias_correction2 = 1 - beta2**step
 
-        second_moment = exp_avg_sq / bias_correction2 if form == "paper" else exp_avg_sq
+        second_moment = exp_avg_sq.clone() if differentiable else exp_avg_sq
+        if form == "paper":
+            second_moment = second_moment / bias_correction2
         if max_exp_avg_sq is not None:
             before = max_exp_avg_sq.clone() if differentiable else max_exp_avg_sq
             max_exp_avg_sq.copy_(torch.maximum(before, second_moment))
@@ -273,21 +275,44 @@ def _fused_padam(
     max_exp_avg_sqs: list[Tensor],
     state_steps: list[Tensor],
     *,
+    grad_scale: Tensor | None,
+    found_inf: Tensor | None,
     partial: float,
     form: Form,
     **kwargs: Any,
 ) -> None:
-    """Run torch's own fused kernel, which is this update at p = 1/2."""
+    """Run torch's own fused kernel, which is this update at p = 1/2.
+
+    It walks memory and takes all five tensors to be laid out alike, which nobody promises: gradients
+    are laid out like their parameters first, and parameters with gaps go to the reference.
+    """
     check_fused(partial, form)
+    dense: list[int] = []
+    for i, p in enumerate(params):
+        if grads[i].stride() != p.stride():
+            grads[i] = torch.empty_like(p).copy_(grads[i])
+        states = (grads, exp_avgs, exp_avg_sqs, *([max_exp_avg_sqs] if max_exp_avg_sqs else []))
+        if all(state[i].stride() == p.stride() for state in states):
+            dense.append(i)
+    lists = (params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps)
     adam(
-        params,
-        grads,
-        exp_avgs,
-        exp_avg_sqs,
-        max_exp_avg_sqs,
-        state_steps,
+        *([tensors[i] for i in dense] if tensors else [] for tensors in lists),
         fused=True,
         foreach=False,
+        grad_scale=grad_scale,
+        found_inf=found_inf,
+        **kwargs,
+    )
+    if len(dense) == len(params) or (found_inf is not None and bool(found_inf)):
+        return
+    rest = [i for i in range(len(params)) if i not in set(dense)]
+    if grad_scale is not None:
+        grads = [grad / grad_scale for grad in grads]
+        lists = (params, grads, *lists[2:])
+    _single_tensor_padam(
+        *([tensors[i] for i in rest] if tensors else [] for tensors in lists),
+        partial=partial,
+        form=form,
         **kwargs,
     )
 
@@ -324,6 +349,10 @@ def padam(
         _, foreach = _default_to_fused_or_foreach(params, differentiable, use_fused=False)
         if isinstance(lr, Tensor) and not capturable:
             foreach = False
+    if foreach and any(p.is_cpu and p.dtype.itemsize < 4 for p in params):
+        # torch's foreach on the CPU is a loop that rounds scalars to the tensors' type: in bfloat16
+        # a decay of 0.998 becomes 0.996. The reference does not.
+        foreach = False
 
     if not torch.compiler.is_compiling() and not all(map(torch.is_tensor, state_steps)):
         raise RuntimeError(
