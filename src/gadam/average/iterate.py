@@ -460,15 +460,12 @@ class IterateAverage:
                 "loading"
             )
         for p in self._params():
-            stale = [name for name in self._state.get(p, ()) if _is_slot(name)]
-            for name in stale:
+            for name in [name for name in self._state.get(p, ()) if _is_slot(name)]:
                 del self._state[p][name]
             if p in restored:
                 self._state[p].update(restored[p])
-            elif stale:
-                restored[p] = {}
         self._progress = progress
-        if any(not buffers for buffers in restored.values()):  # nothing in them yet, but there
+        if any(_is_slot(name) for buffers in saved.values() for name in buffers):
             self._allocate()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -510,16 +507,36 @@ class BuiltInAverage(IterateAverage):
     def _state(self) -> defaultdict[Tensor, dict[str, Any]]:
         return self.optimizer.state
 
-    def restore_from(self, saved: dict[Tensor, dict[str, Any]]) -> None:
-        """Undo what ``Optimizer.load_state_dict`` did to the average.
+    def take_from(self, state_dict: dict[str, Any]) -> tuple[dict[str, Any], Callable[[], None]]:
+        """Lead the average around ``Optimizer.load_state_dict``.
 
-        It casts state to the parameter's dtype and device, so a float32 average of bfloat16 weights
-        comes out rounded.
+        That casts state to the parameter's dtype and device: a float32 average of bfloat16 weights
+        would come out rounded, and one kept on the host would visit the accelerator.
 
         Args:
-            saved: what the loaded state dict held for each parameter
+            state_dict: of the optimiser
+
+        Returns:
+            the state dict without the average's buffers, and a function that restores them once the
+            rest is loaded
         """
-        self._restore(self._progress, saved)
+        states = state_dict["state"]
+        ids = [i for group in state_dict["param_groups"] for i in group["params"]]
+        saved = [
+            {name: value for name, value in states.get(i, {}).items() if _is_slot(name)}
+            for i in ids
+        ]
+        rest = {
+            i: {name: value for name, value in state.items() if not _is_slot(name)}
+            if isinstance(state, dict)
+            else state
+            for i, state in states.items()
+        }
+
+        def restore() -> None:
+            self._restore(self._progress, dict(zip(self._params(), saved)))
+
+        return {**state_dict, "state": rest}, restore
 
 
 def _is_slot(name: object) -> bool:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import chain
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
-from torch.optim.optimizer import ParamsT
+from torch.optim.optimizer import Optimizer, ParamsT
 
 from gadam.average.iterate import BuiltInAverage
 from gadam.average.plan import Averaging
@@ -48,26 +48,24 @@ class _Averaged(Padam):
         Args:
             state_dict: what :meth:`state_dict` returned
         """
-        loaded: dict[str, Any] = {}
+        restore: list[Callable[[], None]] = []
+
+        def take_average(_: Optimizer, final: dict[str, Any]) -> dict[str, Any]:
+            rest, restore_average = self._average.take_from(final)
+            restore.append(restore_average)
+            return rest
+
         # Last of the pre-hooks, first of the post-hooks: it sees what the user's made of the state
         # dict, and the user's see the average restored.
         handles = [
-            self.register_load_state_dict_pre_hook(lambda _, final: loaded.update(final)),
-            self.register_load_state_dict_post_hook(
-                lambda _: self._restore_average(loaded), prepend=True
-            ),
+            self.register_load_state_dict_pre_hook(take_average),
+            self.register_load_state_dict_post_hook(lambda _: restore[0](), prepend=True),
         ]
         try:
             super().load_state_dict(state_dict)
         finally:
             for handle in handles:
                 handle.remove()
-
-    def _restore_average(self, loaded: dict[str, Any]) -> None:
-        saved_ids = chain.from_iterable(group["params"] for group in loaded["param_groups"])
-        params = chain.from_iterable(group["params"] for group in self.param_groups)
-        states = loaded["state"]
-        self._average.restore_from({p: states.get(i, {}) for i, p in zip(saved_ids, params)})
 
 
 class Gadam(_Averaged):

@@ -1,0 +1,368 @@
+"""The traps that other libraries fell into, each with the naive version beside it."""
+
+from __future__ import annotations
+
+import copy
+import io
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.optim.swa_utils import AveragedModel, update_bn
+
+import gadam
+from contract import parameters, same, set_gradients, train
+
+# 1. Optimizer.load_state_dict casts state to the parameter's dtype
+
+
+@pytest.mark.parametrize("plan", [{}, {"dtype": torch.float64}, {"device": "cpu"}], ids=str)
+def test_the_averages_type_survives_loading(plan):
+    params = parameters(torch.bfloat16)
+    optimizer = gadam.Gadam(params, 0.1, average=gadam.Averaging(start=1, **plan))
+    train(optimizer, params, 5)
+    expected = optimizer.state[params[0]]["average"]
+    assert expected.dtype == plan.get("dtype", torch.float32)
+    assert not torch.equal(expected, expected.bfloat16().to(expected.dtype))
+    other = gadam.Gadam(parameters(torch.bfloat16), average=gadam.Averaging(start=1, **plan))
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    same(other.state[other.param_groups[0]["params"][0]]["average"], expected)
+
+    naive = torch.optim.AdamW(parameters(torch.bfloat16))
+    naive.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert "average" in naive.state[naive.param_groups[0]["params"][0]]
+    assert naive.state[naive.param_groups[0]["params"][0]]["average"].dtype == torch.bfloat16
+
+
+def test_an_average_kept_elsewhere_comes_back_there():
+    """The meta device stands in for an accelerator's host memory: "elsewhere" is all that counts."""
+    plan = gadam.Averaging(start=100, device="meta")
+    params = parameters()
+    optimizer = gadam.Gadam(params, average=plan)
+    train(optimizer, params, 2)
+    assert optimizer.state[params[0]]["average"].device.type == "meta"
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert optimizer.state[params[0]]["average"].device.type == "meta"
+
+
+# 2. State written before the first step defeats lazy initialisation
+
+
+def test_collecting_before_the_first_step_does_not_break_it():
+    params = parameters()
+    optimizer = gadam.Gadam(params)
+    optimizer.average.collect()
+    optimizer.load_state_dict(optimizer.state_dict())
+    train(optimizer, params, 2)
+    assert optimizer.state[params[0]]["step"] == 2
+    naive = torch.optim.AdamW(parameters())
+    naive_params = naive.param_groups[0]["params"]
+    naive.state[naive_params[0]]["average"] = torch.zeros(4, 3)
+    set_gradients(naive_params, 1)
+    with pytest.raises(KeyError):
+        naive.step()
+
+
+@pytest.mark.parametrize("inner", [torch.optim.AdamW, torch.optim.SGD, torch.optim.RMSprop])
+def test_lookahead_lets_the_inner_optimiser_initialise(inner):
+    params = parameters()
+    optimizer = gadam.Lookahead(inner(params, lr=0.01), k=2)
+    set_gradients(params, 1)
+    params[0].grad = None
+    optimizer.step()
+    assert "slow_param" not in optimizer.state.get(params[0], {})
+    start = params[0].detach().clone()
+    fast = train(optimizer, params, 1, first=2)[0][0]
+    slow = optimizer.state[params[0]]["slow_param"]
+    same(slow, fast)
+    assert not torch.equal(slow, start)
+
+
+# 3. State must be tensors only, groups must load under weights_only (see test_contract too)
+
+
+def test_everything_saved_is_a_tensor_or_a_plain_value():
+    params = parameters()
+    optimizer = gadam.Gadam(params, average=gadam.Averaging(start=gadam.Plateau(3)))
+    train(optimizer, params, 2)
+    for state in optimizer.state_dict()["state"].values():
+        assert all(type(value) is torch.Tensor for value in state.values())
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    torch.load(file, weights_only=True)
+
+
+# 4. GradScaler steps an optimiser that handles scaling itself even where it found an inf
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_step_that_gradscaler_skips_neither_counts_nor_enters(fused):
+    params = parameters()
+    optimizer = gadam.Gadam(params, 0.1, average=gadam.Averaging(start=2), fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler.scale(torch.ones(()))
+    iterates = []
+    for step in range(1, 7):
+        set_gradients(params, step)
+        for p in params:
+            p.grad *= 4.0  # type: ignore[operator]
+        if step in (2, 4):
+            params[0].grad[0, 0] = float("inf")  # type: ignore[index]
+        scaler.step(optimizer)
+        scaler.update(4.0)
+        if step not in (2, 4):
+            iterates.append([p.detach().clone() for p in params])
+    average = optimizer.average
+    assert optimizer.state[params[0]]["step"] == 4
+    assert average.count == 3  # steps 2, 3 and 4 of those that were taken
+    assert average.skipped == (2 if fused else 0)  # else GradScaler does not even call step()
+    with average.applied():
+        torch.testing.assert_close(
+            params[0].detach(), torch.stack([i[0] for i in iterates[1:]]).mean(0)
+        )
+
+
+def test_lookahead_does_not_count_a_skipped_step():
+    params = parameters()
+    inner = torch.optim.AdamW(params, fused=True)
+    optimizer = gadam.Lookahead(inner, k=2)
+    for step, inf in enumerate([0.0, 1.0, 0.0]):
+        set_gradients(params, step)
+        inner.found_inf, inner.grad_scale = torch.tensor(inf), torch.tensor(1.0)  # type: ignore[attr-defined]
+        optimizer.step()
+        assert optimizer.param_groups[0]["lookahead_steps"] == [1, 1, 2][step]
+
+
+@pytest.mark.parametrize("weighting", [gadam.Mean(), gadam.Window(2)], ids=str)
+def test_a_step_that_is_not_finite_does_not_enter(weighting):
+    p = nn.Parameter(torch.zeros(3))
+    sgd = torch.optim.SGD([p], lr=1.0)
+    average = gadam.IterateAverage(sgd, gadam.Averaging(start=1, weighting=weighting))
+    for value in (1.0, float("nan"), 2.0, float("inf"), 3.0):
+        with torch.no_grad():
+            p.zero_()
+        p.grad = torch.tensor([0.0, -value, 0.0])
+        sgd.step()
+    assert (average.count, average.skipped) == (3, 2)
+    with average.applied():
+        assert p[1].item() == (2.0 if isinstance(weighting, gadam.Mean) else 2.5)
+    with torch.no_grad():
+        p.fill_(float("nan"))
+    assert not average.collect()
+    assert (average.count, average.skipped) == (3, 3)
+
+
+# 5. Distributed checkpoints create state by a step with lr = 0 and zero gradients
+
+
+@pytest.mark.parametrize("make", [gadam.Gadam, torch.optim.SGD])
+def test_a_rehearsal_step_is_no_step(make):
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    plan = gadam.Averaging(start=1)
+    if make is gadam.Gadam:
+        optimizer: Any = gadam.Gadam(model.parameters(), average=plan)
+        average = optimizer.average
+    else:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        average = gadam.IterateAverage(optimizer, plan)
+    lookahead = gadam.Lookahead(optimizer)
+    get_optimizer_state_dict(model, lookahead)
+    assert (average.count, average.phase) == (0, "waiting")
+    assert lookahead.param_groups[0]["lookahead_steps"] == 0
+    assert all("slow_param" in optimizer.state[p] for p in model.parameters())
+    model(torch.randn(4, 3)).square().mean().backward()
+    lookahead.step()
+    assert average.count == 1
+    assert lookahead.param_groups[0]["lookahead_steps"] == 1
+
+
+def test_a_first_step_with_lr_zero_and_a_gradient_is_a_step():
+    """Warm-up from 0 is training."""
+    params = parameters()
+    optimizer = gadam.Gadam(params, lr=0.0, average=gadam.Averaging(start=1))
+    train(optimizer, params, 1)
+    assert optimizer.average.count == 1
+
+
+# 6. Wrappers that round-trip the state, and checkpoints written while swapped in
+
+
+def test_a_round_trip_before_training_changes_nothing():
+    """What accelerate does in its optimiser's constructor."""
+    params, others = parameters(), parameters()
+    plan = gadam.Averaging(start=2)
+    optimizer, wrapped = gadam.Gadam(params, average=plan), gadam.Gadam(others, average=plan)
+    wrapped.load_state_dict(wrapped.state_dict())
+    train(optimizer, params, 4)
+    train(wrapped, others, 4)
+    same(wrapped.state_dict(), optimizer.state_dict())
+
+
+def test_a_checkpoint_written_while_swapped_in_resumes_to_the_bit():
+    straight, params, resumed = parameters(), parameters(), parameters()
+    plan = gadam.Averaging(start=2)
+    whole = gadam.Gadam(straight, average=plan)
+    train(whole, straight, 8)
+    optimizer = gadam.Gadam(params, average=plan)
+    train(optimizer, params, 4)
+    model = nn.ParameterList(params)
+    with optimizer.average.applied(model):
+        saved = copy.deepcopy(
+            {"raw": optimizer.average.raw_state_dict(model), "optimizer": optimizer.state_dict()}
+        )
+        naive = copy.deepcopy(model.state_dict())
+    assert not torch.equal(naive["0"], saved["raw"]["0"])
+    nn.ParameterList(resumed).load_state_dict(saved["raw"])
+    again = gadam.Gadam(resumed, average=plan)
+    again.load_state_dict(saved["optimizer"])
+    train(again, resumed, 4, first=5)
+    same(resumed, straight)
+
+
+# 7. AveragedModel deep-copies the model
+
+
+class _CannotBeCopied(nn.Linear):
+    def __deepcopy__(self, memo: Any) -> None:
+        raise RuntimeError("this module cannot be copied")
+
+
+def test_no_deepcopy_of_the_model():
+    model = _CannotBeCopied(3, 2)
+    with pytest.raises(RuntimeError, match="cannot be copied"):
+        AveragedModel(model)
+    optimizer = gadam.Gadam(model.parameters(), average=gadam.Averaging(start=1))
+    model(torch.randn(4, 3)).square().mean().backward()
+    optimizer.step()
+    with optimizer.average.applied(model):
+        pass
+    optimizer.average.model_state_dict(model)
+    optimizer.average.adopt(model)
+
+
+# 8. update_bn fails on dict batches and leaves momentum=None behind (see test_batchnorm too)
+
+
+def test_dict_batches_and_momentum():
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(3, momentum=0.3)
+
+        def forward(self, image: torch.Tensor) -> torch.Tensor:
+            return self.norm(image)
+
+    batches = [{"image": torch.randn(5, 3), "label": torch.zeros(5)} for _ in range(2)]
+    naive = Model()
+    with pytest.raises(Exception):  # noqa: B017
+        update_bn(batches, naive)
+    assert naive.norm.momentum is None
+    model = Model()
+    gadam.refresh_batchnorm(model, batches)
+    assert model.norm.momentum == 0.3
+    pooled = torch.cat([batch["image"] for batch in batches])
+    torch.testing.assert_close(model.norm.running_mean, pooled.mean(0))
+
+
+# 9. Averages in bfloat16 stand still
+
+
+def test_averages_of_bfloat16_weights_keep_moving():
+    p = nn.Parameter(torch.ones(64, dtype=torch.bfloat16))
+    sgd = torch.optim.SGD([p], lr=1.0)
+    plan = gadam.Averaging(start=1, weighting=gadam.EMA(0.999))
+    average = gadam.IterateAverage(sgd, plan)
+    p.grad = torch.zeros_like(p)
+    for _ in range(1000):
+        sgd.step()
+    naive = torch.ones(64, dtype=torch.bfloat16)
+    with torch.no_grad():
+        p.fill_(1.5)
+    for _ in range(1000):
+        sgd.step()
+        naive.lerp_(p.detach(), 0.001)
+    assert torch.equal(naive, torch.ones_like(naive))
+    # half of the (debiased) weight: ρ^1000 / (1 + ρ^1000) of the first value
+    share = 0.999**1000 / (1 + 0.999**1000)
+    with average.applied():
+        assert p[0].item() == pytest.approx(share * 1.0 + (1 - share) * 1.5, rel=1e-2)
+
+
+# 11. A distributed checkpoint restores only the keys that the fresh optimiser has
+
+
+def _trained(plan: gadam.Averaging | None, steps: int = 4) -> tuple[nn.Module, gadam.Gadam]:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    optimizer = gadam.Gadam(model.parameters(), 0.1, average=plan)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(4, 3)).square().mean().backward()
+        optimizer.step()
+    return model, optimizer
+
+
+@pytest.mark.parametrize("flatten", [False, True])
+@pytest.mark.parametrize(
+    "plan",
+    [
+        gadam.Averaging(start=2),
+        gadam.Averaging(start=gadam.Plateau(2)),
+        gadam.Averaging(start=gadam.NonMonotone(3)),
+        gadam.Averaging(start=2, weighting=gadam.Window(2)),
+    ],
+    ids=["start", "plateau", "non-monotone", "window"],
+)
+def test_a_distributed_checkpoint_restores_the_average(tmp_path, plan, flatten):
+    import torch.distributed.checkpoint as dcp
+
+    options = StateDictOptions(flatten_optimizer_state_dict=flatten)
+    model, optimizer = _trained(plan)
+    optimizer.average.observe(0.5)
+    dcp.save(
+        {"optimizer": get_optimizer_state_dict(model, optimizer, options=options)},
+        checkpoint_id=tmp_path,
+        no_dist=True,
+    )
+    fresh_model, fresh = _trained(plan, steps=0)
+    target = {"optimizer": get_optimizer_state_dict(fresh_model, fresh, options=options)}
+    dcp.load(target, checkpoint_id=tmp_path, no_dist=True)
+    set_optimizer_state_dict(fresh_model, fresh, target["optimizer"], options=options)
+    assert fresh.average.count == optimizer.average.count == (3 if plan.first_step else 0)
+    same(fresh.state_dict(), optimizer.state_dict())
+
+
+def test_an_average_that_was_not_restored_is_not_lost_in_silence(tmp_path):
+    import torch.distributed.checkpoint as dcp
+
+    model, optimizer = _trained(None)
+    optimizer.average.collect()
+    dcp.save(get_optimizer_state_dict(model, optimizer), checkpoint_id=tmp_path, no_dist=True)  # type: ignore[arg-type]
+    for prepared in (False, True):
+        fresh_model, fresh = _trained(None, steps=0)
+        if prepared:
+            fresh.average.begin()
+        target = get_optimizer_state_dict(fresh_model, fresh)
+        dcp.load(target, checkpoint_id=tmp_path, no_dist=True)  # type: ignore[arg-type]
+        if not prepared:
+            with pytest.raises(ValueError, match=r"call average.begin\(\) before loading"):
+                set_optimizer_state_dict(fresh_model, fresh, target)
+        else:
+            set_optimizer_state_dict(fresh_model, fresh, target)
+            assert (fresh.average.count, fresh.average.phase) == (1, "waiting")
+
+
+def test_the_average_exists_from_the_first_step_on():
+    _, optimizer = _trained(gadam.Averaging(start=1000), steps=1)
+    assert all("average" in state for state in optimizer.state.values())
+    sgd = torch.optim.SGD(parameters(), lr=0.1)
+    average = gadam.IterateAverage(sgd, gadam.Averaging(start=1000))
+    assert len(average.state_dict()["state"]) == 5
