@@ -20,18 +20,18 @@ from oracle import ema, mean, sampled_steps, window
     ("make", "sentence"),
     [
         (lambda: gadam.Averaging(start=-1), "Invalid start: -1"),
-        (lambda: gadam.Averaging(start=6e4), "Invalid start: 60000.0"),
+        (lambda: gadam.Averaging(start=6e4), "Invalid start: 60000.0"),  # type: ignore[arg-type]
         (lambda: gadam.Averaging(start=True), "Invalid start: True"),
-        (lambda: gadam.Averaging(start="plateau"), "Invalid start: 'plateau'"),
+        (lambda: gadam.Averaging(start="plateau"), "Invalid start: 'plateau'"),  # type: ignore[arg-type]
         (lambda: gadam.Averaging(every=0), "Invalid every: 0"),
-        (lambda: gadam.Averaging(every=1.5), "Invalid every: 1.5"),
-        (lambda: gadam.Averaging(weighting="ema"), "Invalid weighting: 'ema'"),
+        (lambda: gadam.Averaging(every=1.5), "Invalid every: 1.5"),  # type: ignore[arg-type]
+        (lambda: gadam.Averaging(weighting="ema"), "Invalid weighting: 'ema'"),  # type: ignore[arg-type]
         (lambda: gadam.Averaging(dtype=torch.int32), "Invalid dtype: torch.int32"),
         (lambda: gadam.EMA(1.0), "Invalid decay: 1.0"),
         (lambda: gadam.EMA(0.0), "Invalid decay: 0.0"),
         (lambda: gadam.Window(0), "Invalid window size: 0"),
         (lambda: gadam.Plateau(patience=0), "Invalid patience: 0"),
-        (lambda: gadam.Plateau(mode="up"), "Invalid mode: 'up'"),
+        (lambda: gadam.Plateau(mode="up"), "Invalid mode: 'up'"),  # type: ignore[arg-type]
         (lambda: gadam.NonMonotone(interval=0), "Invalid interval: 0"),
     ],
 )
@@ -99,7 +99,7 @@ def observe_all(trigger: Any, metrics: list[float]) -> list[str]:
     """The phase after each observation."""
     sgd = torch.optim.SGD(parameters(), lr=0.1)
     average = gadam.IterateAverage(sgd, gadam.Averaging(start=trigger))
-    phases = []
+    phases: list[str] = []
     for metric in metrics:
         stop = average.observe(metric)
         assert stop == (average.phase == "finished")
@@ -132,7 +132,8 @@ def test_plateau_against_a_plain_model(metrics, patience, mode):
 )
 def test_non_monotone_against_the_rule_of_nt_asgd(metrics, interval, mode):
     sign = 1 if mode == "min" else -1
-    expected, phase, history = [], "waiting", []
+    history: list[float] = []
+    expected, phase = [], "waiting"
     for metric in metrics:
         loss = sign * metric
         if phase == "waiting" and len(history) > interval and loss > min(history[:-interval]):

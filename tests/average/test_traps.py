@@ -112,7 +112,8 @@ def test_a_step_that_gradscaler_skips_neither_counts_nor_enters(fused):
     for step in range(1, 7):
         set_gradients(params, step)
         for p in params:
-            p.grad *= 4.0  # type: ignore[operator]
+            assert p.grad is not None
+            p.grad = p.grad * 4.0
         if step in (2, 4):
             params[0].grad[0, 0] = float("inf")  # type: ignore[index]
         scaler.step(optimizer)
@@ -345,16 +346,18 @@ def test_an_average_that_was_not_restored_is_not_lost_in_silence(tmp_path):
 
     model, optimizer = _trained(None)
     optimizer.average.collect()
-    dcp.save(get_optimizer_state_dict(model, optimizer), checkpoint_id=tmp_path, no_dist=True)  # type: ignore[arg-type]
+    dcp.save(get_optimizer_state_dict(model, optimizer), checkpoint_id=tmp_path, no_dist=True)
     for prepared in (False, True):
         fresh_model, fresh = _trained(None, steps=0)
         if prepared:
             fresh.average.begin()
         target = get_optimizer_state_dict(fresh_model, fresh)
-        dcp.load(target, checkpoint_id=tmp_path, no_dist=True)  # type: ignore[arg-type]
+        dcp.load(target, checkpoint_id=tmp_path, no_dist=True)
         if not prepared:
+            before = copy.deepcopy(fresh.state_dict())
             with pytest.raises(ValueError, match=r"call average.begin\(\) before loading"):
                 set_optimizer_state_dict(fresh_model, fresh, target)
+            same(fresh.state_dict()["state"], before["state"])
         else:
             set_optimizer_state_dict(fresh_model, fresh, target)
             assert (fresh.average.count, fresh.average.phase) == (1, "waiting")

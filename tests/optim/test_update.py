@@ -57,7 +57,7 @@ def test_equals_the_formulas(hyper, gradients, foreach, decoupled):
     against_oracle(gradients, foreach, decoupled, **hyper)
 
 
-CASES = {
+CASES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "gadam": (gadam.Gadam, {"lr": 1e-3, "weight_decay": 0.25}, {"partial": 0.5}),
     "gadam-amsgrad": (
         gadam.Gadam,
@@ -227,7 +227,10 @@ def test_differentiable_l2_and_decoupled_decay_as_tensors():
         p = torch.tensor([0.5, -1.0], dtype=torch.float64, requires_grad=True).clone()
         decay = torch.tensor(0.1, dtype=torch.float64, requires_grad=True)
         optimizer = gadam.Padam(
-            [p], weight_decay=decay, decoupled_weight_decay=decoupled, differentiable=True
+            [p],
+            weight_decay=decay,  # type: ignore[arg-type]
+            decoupled_weight_decay=decoupled,
+            differentiable=True,
         )
         for _ in range(2):
             p.grad = torch.ones_like(p)
@@ -278,7 +281,7 @@ def test_nan_and_inf_go_through_as_in_adam(foreach):
         for cls, params in ((gadam.Gadam, ours), (torch.optim.AdamW, theirs)):
             optimizer = cls(params, foreach=foreach)
             train(optimizer, params, 2)
-            params[0].grad[0, 0] = bad
+            params[0].grad[0, 0] = bad  # type: ignore[index]
             optimizer.step()
         for a, b in zip(ours, theirs):
             assert torch.equal(torch.isnan(a), torch.isnan(b))
@@ -296,11 +299,16 @@ def test_padam_at_different_partials_differs():
 def test_groups_may_differ_in_partial_and_form():
     params = parameters(torch.float64)
     alone = copy.deepcopy(params)
-    grouped = gadam.Padam(
-        [{"params": params[:2], "partial": 0.5}, {"params": params[2:], "form": "paper"}], lr=0.1
-    )
-    train(grouped, params, 4)
-    for subset, kw in ((slice(0, 2), {"partial": 0.5}), (slice(2, None), {"form": "paper"})):
+    groups: list[Any] = [
+        {"params": params[:2], "partial": 0.5},
+        {"params": params[2:], "form": "paper"},
+    ]
+    train(gadam.Padam(groups, lr=0.1), params, 4)
+    cases: list[tuple[slice, Any]] = [
+        (slice(0, 2), {"partial": 0.5}),
+        (slice(2, None), {"form": "paper"}),
+    ]
+    for subset, kw in cases:
         expected = copy.deepcopy(alone)
         train(gadam.Padam(expected, 0.1, **kw), expected, 4)
         assert torch.equal(params[subset][0], expected[subset][0])

@@ -46,7 +46,7 @@ class Progress:
 
     @classmethod
     def unpack(cls, packed: dict[str, Any]) -> Progress:
-        values = {name: torch.as_tensor(value).tolist() for name, value in packed.items()}
+        values: dict[str, Any] = {k: torch.as_tensor(v).tolist() for k, v in packed.items()}
         return cls(
             **{**values, "phase": PHASES[values["phase"]], "memory": tuple(values["memory"])}
         )
@@ -424,20 +424,25 @@ class IterateAverage:
             raise ValueError(
                 f"the saved average has a parameter {unknown[0]}, the optimizer only {len(params)}"
             )
-        self._restore(progress, {params[int(i)]: buffers for i, buffers in state.items()})
+        saved = {params[int(i)]: buffers for i, buffers in state.items()}
+        self._install(progress, self._prepare(progress, saved), bool(saved))
 
     @torch.no_grad()
-    def _restore(self, progress: Progress, saved: dict[Tensor, dict[str, Tensor]]) -> None:
-        """Take over the saved buffers: on fresh memory, in the plan's dtype and device."""
+    def _prepare(
+        self, progress: Progress, saved: dict[Tensor, dict[str, Tensor]]
+    ) -> dict[Tensor, dict[str, Tensor]]:
+        """The saved buffers on fresh memory, in the plan's dtype and device. Changes nothing yet."""
         if len(progress.memory) != len(self._blank_progress().memory):
             raise ValueError(
                 f"the saved average was started by another trigger than {self.averaging.start!r}"
             )
-        restored: dict[Tensor, dict[str, Tensor]] = {}
+        if not progress.count:
+            return {}
+        prepared: dict[Tensor, dict[str, Tensor]] = {}
         for p, buffers in saved.items():
-            if not progress.count or not any(map(_is_slot, buffers)):
+            if not buffers:
                 continue
-            restored[p] = {}
+            prepared[p] = {}
             for name in self._slots():
                 if name not in buffers:
                     raise ValueError(
@@ -451,21 +456,26 @@ class IterateAverage:
                     )
                 buffer = new_like(p, self.averaging.dtype_for(p), self.averaging.device_for(p))
                 local(buffer).copy_(local(buffers[name], like=p))
-                restored[p][name] = buffer
-        if progress.count and not restored:
+                prepared[p][name] = buffer
+        if not prepared:
             raise ValueError(
                 f"the checkpoint tells of an average of {progress.count} samples but their mean was "
                 "not restored: a distributed checkpoint restores only what the new optimizer already "
                 "has, so give it the plan (average=Averaging(start=…)) or call average.begin() before "
                 "loading"
             )
+        return prepared
+
+    def _install(
+        self, progress: Progress, prepared: dict[Tensor, dict[str, Tensor]], allocate: bool
+    ) -> None:
         for p in self._params():
             for name in [name for name in self._state.get(p, ()) if _is_slot(name)]:
                 del self._state[p][name]
-            if p in restored:
-                self._state[p].update(restored[p])
+            if p in prepared:
+                self._state[p].update(prepared[p])
         self._progress = progress
-        if any(_is_slot(name) for buffers in saved.values() for name in buffers):
+        if allocate:  # what was there is there again, if only as room
             self._allocate()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -520,22 +530,27 @@ class BuiltInAverage(IterateAverage):
             the state dict without the average's buffers, and a function that restores them once the
             rest is loaded
         """
-        states = state_dict["state"]
-        ids = [i for group in state_dict["param_groups"] for i in group["params"]]
-        saved = [
-            {name: value for name, value in states.get(i, {}).items() if _is_slot(name)}
-            for i in ids
-        ]
+        groups, states = state_dict["param_groups"], state_dict["state"]
+        packed = groups[0].get("average")
+        progress = self._blank_progress() if packed is None else Progress.unpack(packed)
+        ids = [i for group in groups for i in group["params"]]
+        saved = {
+            p: {name: value for name, value in states.get(i, {}).items() if _is_slot(name)}
+            for p, i in zip(self._params(), ids)
+        }
+        # Where the parameters are other ones, torch's own check has better words.
+        alike = len(ids) == len(self._params())
+        prepared = self._prepare(progress, saved) if alike else {}
+
+        def restore() -> None:
+            self._install(progress, prepared, any(saved.values()))
+
         rest = {
             i: {name: value for name, value in state.items() if not _is_slot(name)}
             if isinstance(state, dict)
             else state
             for i, state in states.items()
         }
-
-        def restore() -> None:
-            self._restore(self._progress, dict(zip(self._params(), saved)))
-
         return {**state_dict, "state": rest}, restore
 
 

@@ -295,7 +295,8 @@ def _fused_padam(
         if all(state[i].stride() == p.stride() for state in states):
             dense.append(i)
     lists = (params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps)
-    adam(
+    torch_adam: Callable[..., None] = adam
+    torch_adam(
         *([tensors[i] for i in dense] if tensors else [] for tensors in lists),
         fused=True,
         foreach=False,

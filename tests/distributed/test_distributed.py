@@ -1,0 +1,29 @@
+"""DDP and FSDP2 with two processes on this machine (gloo)."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch.multiprocessing as mp
+
+sys.path.insert(0, str(Path(__file__).parent))
+import workers
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "fsdp_equals_one_process",
+        "fsdp_gathers_nothing",
+        "fsdp_agrees_on_what_is_finite",
+        "fsdp_checkpoint",
+        "fsdp_swa",
+        "ddp_batchnorm",
+        "ddp_training",
+    ],
+)
+def test_two_processes(name, tmp_path):
+    # A failure in a process is raised here, with its traceback.
+    mp.spawn(workers.launch, args=(2, str(tmp_path), name), nprocs=2)

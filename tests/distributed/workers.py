@@ -1,0 +1,235 @@
+"""What each of the processes of the distributed tests does."""
+
+from __future__ import annotations
+
+import copy
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import gadam
+
+
+def launch(rank: int, world: int, folder: str, name: str) -> None:
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("gloo", f"file://{folder}/rendezvous", rank=rank, world_size=world)
+    try:
+        globals()[name](rank, Path(folder))
+    finally:
+        dist.destroy_process_group()
+
+
+def network(batchnorm: bool = False) -> nn.Sequential:
+    """Layers whose sizes two processes cannot share evenly."""
+    torch.manual_seed(0)
+    middle: nn.Module = nn.BatchNorm1d(7) if batchnorm else nn.Tanh()
+    return nn.Sequential(nn.Linear(5, 7), middle, nn.Linear(7, 3), nn.Tanh(), nn.Linear(3, 1))
+
+
+def data(step: int, rank: int | None = None) -> torch.Tensor:
+    """The batch of a step: of one process, or of all of them."""
+    whole = torch.randn(8, 5, generator=torch.Generator().manual_seed(step))
+    return whole if rank is None else whole.chunk(dist.get_world_size())[rank]
+
+
+def full(model: nn.Module) -> list[torch.Tensor]:
+    return [getattr(p, "full_tensor", lambda p=p: p)().detach().clone() for p in model.parameters()]
+
+
+def fit(model: nn.Module, optimizer: Any, steps: range, rank: int | None) -> None:
+    for step in steps:
+        optimizer.zero_grad()
+        model(data(step, rank)).square().mean().backward()
+        optimizer.step()
+
+
+def sharded(plan: gadam.Averaging, lookahead: bool = False, **kwargs: Any) -> tuple[nn.Module, Any]:
+    from torch.distributed.fsdp import fully_shard
+
+    model = network()
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer)
+    fully_shard(model)
+    optimizer: Any = gadam.GadamX(model.parameters(), 0.05, average=plan, **kwargs)
+    return model, gadam.Lookahead(optimizer, k=2) if lookahead else optimizer
+
+
+def fsdp_equals_one_process(rank: int, folder: Path) -> None:
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    for kwargs in ({}, {"foreach": True}, {"lookahead": True}):
+        plan = gadam.Averaging(start=3)
+        alone = network()
+        lookahead = bool(kwargs.get("lookahead"))
+        expected: Any = gadam.GadamX(alone.parameters(), 0.05, average=plan)
+        expected = gadam.Lookahead(expected, k=2) if lookahead else expected
+        fit(alone, expected, range(6), None)
+
+        model, optimizer = sharded(plan, **kwargs)
+        fit(model, optimizer, range(6), rank)
+        torch.testing.assert_close(full(model), full(alone), rtol=1e-4, atol=1e-5)
+        assert optimizer.average.count == expected.average.count == 4
+
+        for p in model.parameters():
+            average = optimizer.state[p]["average"]
+            assert isinstance(average, DTensor)
+            assert average.placements == p.placements  # type: ignore[attr-defined]
+            assert average.to_local().shape == p.to_local().shape  # type: ignore[attr-defined]
+
+        # inside: the average; outside: the raw bits, and forwards that see each of them
+        before = [p.to_local().clone() for p in model.parameters()]  # type: ignore[attr-defined]
+        probe = data(99)
+        with torch.no_grad():
+            raw = model(probe).clone()
+        with CommDebugMode() as communication:
+            block = optimizer.average.applied(model)
+            block.__enter__()
+        assert communication.get_total_counts() == 0
+        with torch.no_grad(), expected.average.applied(alone):
+            inside = model(probe).clone()
+            torch.testing.assert_close(inside, alone(probe), rtol=1e-4, atol=1e-5)
+        block.__exit__(None, None, None)
+        for p, bits in zip(model.parameters(), before):
+            assert torch.equal(p.to_local(), bits)  # type: ignore[attr-defined]
+        with torch.no_grad():
+            assert torch.equal(model(probe), raw)
+        assert not torch.allclose(inside, raw)
+
+        averaged = optimizer.average.model_state_dict(model)
+        for name, value in expected.average.model_state_dict(alone).items():
+            torch.testing.assert_close(averaged[name].full_tensor(), value, rtol=1e-4, atol=1e-5)
+
+
+def fsdp_gathers_nothing(rank: int, folder: Path) -> None:
+    """A step with a sample communicates one number to agree that it is finite, nothing else."""
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    model, optimizer = sharded(gadam.Averaging(start=1, every=2))
+    for step, collectives in ((1, 1), (2, 0), (3, 1)):
+        optimizer.zero_grad()
+        model(data(step, rank)).square().mean().backward()
+        with CommDebugMode() as communication:
+            optimizer.step()
+        counts = {str(op): n for op, n in communication.get_comm_counts().items()}
+        assert sum(counts.values()) == collectives, counts
+        assert all("allreduce" in op.replace("_", "") for op in counts), counts
+
+
+def fsdp_agrees_on_what_is_finite(rank: int, folder: Path) -> None:
+    """A NaN in one process's shard keeps the sample out of every process's average."""
+    model, optimizer = sharded(gadam.Averaging(start=1))
+    fit(model, optimizer, range(2), rank)
+    weight = next(iter(model.parameters()))
+    if rank == 1:
+        with torch.no_grad():
+            weight.to_local()[0, 0] = float("nan")  # type: ignore[attr-defined]
+    assert not optimizer.average.collect()
+    assert (optimizer.average.count, optimizer.average.skipped) == (2, 1)
+
+
+def fsdp_checkpoint(rank: int, folder: Path) -> None:
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+    plan = gadam.Averaging(start=2, dtype=torch.float64)
+    model, optimizer = sharded(plan)
+    fit(model, optimizer, range(4), rank)
+    states = get_state_dict(model, optimizer)
+    dcp.save({"model": states[0], "optimizer": states[1]}, checkpoint_id=folder / "checkpoint")
+    fit(model, optimizer, range(4, 7), rank)
+
+    resumed, fresh = sharded(plan)
+    target = dict(zip(("model", "optimizer"), get_state_dict(resumed, fresh)))
+    assert fresh.average.count == 0
+    dcp.load(target, checkpoint_id=folder / "checkpoint")
+    set_state_dict(
+        resumed,
+        fresh,
+        model_state_dict=target["model"],
+        optim_state_dict=target["optimizer"],  # type: ignore[arg-type]
+    )
+    assert fresh.average.count == 3
+    fit(resumed, fresh, range(4, 7), rank)
+    for p, q in zip(model.parameters(), resumed.parameters()):
+        assert torch.equal(p.to_local(), q.to_local())  # type: ignore[attr-defined]
+        mine, theirs = optimizer.state[p]["average"], fresh.state[q]["average"]
+        assert theirs.dtype == torch.float64
+        assert torch.equal(mine.to_local(), theirs.to_local())
+    assert fresh.average.count == optimizer.average.count == 6
+
+
+def fsdp_swa(rank: int, folder: Path) -> None:
+    """IterateAverage on a foreign optimiser, with a distributed checkpoint of its own state."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.fsdp import fully_shard
+
+    def make() -> tuple[nn.Module, torch.optim.Optimizer, gadam.IterateAverage]:
+        model = network()
+        fully_shard(model)
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        return model, sgd, gadam.IterateAverage(sgd, gadam.Averaging(start=2))
+
+    model, sgd, average = make()
+    fit(model, sgd, range(5), rank)
+    dcp.save({"average": average.state_dict()}, checkpoint_id=folder / "swa")
+    other, _, restored = make()
+    target = {"average": restored.state_dict()}
+    dcp.load(target, checkpoint_id=folder / "swa")
+    restored.load_state_dict(target["average"])
+    assert restored.count == average.count == 4
+    mine, theirs = average.model_state_dict(model), restored.model_state_dict(other)
+    for name in mine:
+        assert torch.equal(mine[name].to_local(), theirs[name].to_local())
+
+
+def ddp_batchnorm(rank: int, folder: Path) -> None:
+    """Ranks that saw different data, and different numbers of batches, end equal and right."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    batches = [torch.randn(6, 5, generator=torch.Generator().manual_seed(i)) for i in range(5)]
+    mine = batches[:3] if rank == 0 else batches[3:]
+    for wrap in (True, False):
+        model: nn.Module = network(batchnorm=True)
+        inner: Any = model
+        if wrap:
+            model = DistributedDataParallel(model)
+            gadam.refresh_batchnorm(model, mine)
+        else:
+            gadam.refresh_batchnorm(model, mine, process_group=dist.group.WORLD)
+        alone = network(batchnorm=True)
+        gadam.refresh_batchnorm(alone, batches)
+        expected: Any = alone[1]
+        torch.testing.assert_close(inner[1].running_mean, expected.running_mean)
+        torch.testing.assert_close(inner[1].running_var, expected.running_var)
+        assert inner[1].num_batches_tracked == 5
+        everyone = [torch.empty_like(inner[1].running_var) for _ in range(2)]
+        dist.all_gather(everyone, inner[1].running_var)
+        assert torch.equal(everyone[0], everyone[1])
+
+
+def ddp_training(rank: int, folder: Path) -> None:
+    from torch.nn.parallel import DistributedDataParallel
+
+    plan = gadam.Averaging(start=2)
+    model = DistributedDataParallel(network(batchnorm=True))
+    optimizer = gadam.Gadam(model.parameters(), 0.05, average=plan)
+    fit(model, optimizer, range(5), rank)
+    before = copy.deepcopy(model.state_dict())
+    with optimizer.average.applied(model, batchnorm=[data(s, rank) for s in range(3)]):
+        inside = copy.deepcopy(model.state_dict())
+    for tensors in (inside, before):
+        for name in tensors if tensors is inside else [n for n in before if "running" not in n]:
+            everyone = [torch.empty_like(tensors[name]) for _ in range(2)]
+            dist.all_gather(everyone, tensors[name])
+            assert torch.equal(everyone[0], everyone[1]), name
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])

@@ -1,0 +1,77 @@
+"""The package itself: what it imports, how fast, and that what it says runs."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gadam
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "gadam"
+
+
+def test_everything_public_is_named_and_documented():
+    for name in gadam.__all__:
+        assert getattr(gadam, name).__doc__, name
+
+
+def test_import_needs_torch_and_nothing_heavy():
+    """Beyond what `import torch` brings: no compiler front-end, no distributed tensors, no numpy."""
+    program = (
+        "import sys, torch; before = set(sys.modules); import gadam;"
+        "print('\\n'.join(set(sys.modules) - before))"
+    )
+    loaded = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout.split()
+    ours = {name for name in loaded if name.split(".")[0] == "gadam"}
+    others = {name.split(".")[0] for name in set(loaded) - ours} - {"torch"}
+    assert others <= set(sys.stdlib_module_names), others
+    heavy = (
+        "torch._dynamo",
+        "torch._inductor",
+        "torch.distributed.tensor",
+        "torch.distributed.fsdp",
+    )
+    assert not [name for name in loaded if name.startswith(heavy)]
+    assert len(loaded) < 30, loaded
+
+
+def test_imports_go_one_way():
+    """optim, average and schedule know nothing of what is built on them."""
+    core = {"optim", "average", "schedule", "_local"}
+    for path in PACKAGE.rglob("*.py"):
+        part = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        if part not in core:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("gadam."):
+                target = (node.module or "").split(".")[1]
+                assert target in core, f"{path.name} imports gadam.{target}"
+                assert not (part == "average" and target == "optim"), path.name
+
+
+@pytest.mark.parametrize("document", ["README.md"])
+def test_code_blocks_run(document):
+    """The Python blocks of a document, one after the other in one namespace."""
+    text = (ROOT / document).read_text()
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert blocks
+    namespace: dict[str, object] = {}
+    for block in blocks:
+        exec(compile(block, document, "exec"), namespace)
+
+
+def test_the_repository_speaks_of_itself_alone():
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode != 0:
+        pytest.skip("not a git checkout")
+    for name in listed.stdout.split():
+        text = (ROOT / name).read_text(errors="ignore")
+        assert not re.search(r"(^|[^\w.~/-])/(root|home|tmp)/\w", text), name
