@@ -266,6 +266,13 @@ def test_with_no_sample_it_is_the_raw_weights_said_once():
     same(snapshot(model), before)
 
 
+def test_a_trigger_may_ask_for_the_metric_before_there_is_a_sample(recwarn):
+    optimizer = gadam.Gadam(parameters(), average=gadam.Averaging(start=gadam.Plateau()))
+    with optimizer.average.applied():
+        pass
+    assert not recwarn.list
+
+
 @averaging_row
 def test_stepping_nesting_and_collecting_inside_are_errors(row):
     params = parameters()

@@ -297,7 +297,8 @@ class IterateAverage:
     ) -> Iterator[None]:
         """The averaged weights inside the block; on leaving it, however, the raw ones bit for bit.
 
-        It costs one copy of the parameters while it lasts. The optimiser's ``state_dict()`` is the
+        With no sample yet it is the raw weights (said once in a warning, unless a trigger is to find
+        the start). It costs one copy of the parameters while it lasts. The optimiser's ``state_dict()`` is the
         same inside as outside; the *model's* holds the averaged weights inside, see
         :meth:`raw_state_dict`.
 
@@ -322,7 +323,9 @@ class IterateAverage:
             keep()
 
     def _warn_if_empty(self, stacklevel: int) -> None:
-        if not self.count and not self._warned:
+        # A trigger's metric is to be taken inside applied() from the first epoch on.
+        triggered = isinstance(self.averaging.start, Trigger)
+        if not self.count and not triggered and not self._warned:
             self._warned = True
             warnings.warn(
                 "the average has no sample yet: the raw weights stand in for it",
