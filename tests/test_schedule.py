@@ -124,6 +124,6 @@ def test_bad_arguments_are_refused_at_once():
     before = copy.deepcopy(sgd.state_dict())
     with pytest.raises(ValueError, match="Invalid total: 0"):
         schedule.Linear(sgd, 0)
-    with pytest.raises(ValueError, match="Invalid total: -1"):
+    with pytest.raises(ValueError, match="Invalid start: -1"):
         schedule.LinearForAveraging(sgd, -1)
     assert sgd.state_dict() == before

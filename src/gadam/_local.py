@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["all_finite", "local", "new_like"]
+__all__ = ["all_finite", "any_nonzero", "local", "new_like"]
 
 
 def _is_dtensor(tensor: Any) -> bool:
@@ -36,15 +36,21 @@ def new_like(tensor: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
     if not _is_dtensor(tensor):
         return zeros
     from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
-    return DTensor.from_local(
-        zeros,
-        tensor.device_mesh,
-        tensor.placements,
-        run_check=False,
-        shape=tensor.shape,
-        stride=tensor.stride(),
-    )
+    # Not DTensor.from_local, which would move a shard kept on the host to the mesh's device.
+    meta = TensorMeta(tensor.shape, tensor.stride(), dtype)
+    spec = DTensorSpec(tensor.device_mesh, tensor.placements, tensor_meta=meta)
+    return DTensor(zeros, spec, requires_grad=False)
+
+
+def any_nonzero(tensors: Iterable[Any]) -> bool:
+    """Whether an entry is not zero, in any process that shares these tensors.
+
+    Like :func:`all_finite`, to be called by every process.
+    """
+    tensors = list(tensors)
+    return _agree(any(bool(local(tensor).any()) for tensor in tensors), tensors, any)
 
 
 def all_finite(tensors: Iterable[Any]) -> bool:
@@ -52,23 +58,28 @@ def all_finite(tensors: Iterable[Any]) -> bool:
 
     Every process must call it, whatever it holds: for DTensors it ends in a reduction of one number.
     """
-    meshes: dict[Any, torch.device] = {}
+    tensors = list(tensors)
     flags: defaultdict[torch.device, list[Tensor]] = defaultdict(list)
     for tensor in tensors:
-        if _is_dtensor(tensor):
-            meshes[tensor.device_mesh] = tensor.device
         shard = local(tensor).detach()
         if shard.numel():
             # One pass, no temporary (isfinite().all() takes ten times as long); both carry NaN on.
             low, high = torch.aminmax(torch.view_as_real(shard) if shard.is_complex() else shard)
             flags[shard.device].append(torch.isfinite(low) & torch.isfinite(high))
     finite = all(bool(torch.stack(of_device).all()) for of_device in flags.values())
+    return _agree(finite, tensors, all)
+
+
+def _agree(answer: bool, tensors: list[Any], among: Callable[[Iterable[bool]], bool]) -> bool:
+    """The answer of any or of all of the processes that hold shards of these tensors."""
+    meshes = list(dict.fromkeys(t.device_mesh for t in tensors if _is_dtensor(t)))
     if meshes:
         import torch.distributed as dist
 
-        for mesh, device in meshes.items():
-            flag = torch.tensor(float(finite), device=device)
+        operation = dist.ReduceOp.MAX if among is any else dist.ReduceOp.MIN
+        for mesh in meshes:
+            flag = torch.tensor(float(answer), device=mesh.device_type)
             for group in mesh.get_all_groups():
-                dist.all_reduce(flag, dist.ReduceOp.MIN, group=group)
-            finite = bool(flag)
-    return finite
+                dist.all_reduce(flag, operation, group=group)
+            answer = bool(flag)
+    return answer

@@ -58,6 +58,7 @@ def linear_for_averaging(t: float, start: float, final: float = 0.5) -> float:
 
     The paper prints t/T in the middle branch, with which the rate would jump.
     """
+    _check_positive(start=start)
     return linear(t, start, final)
 
 

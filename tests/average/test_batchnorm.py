@@ -219,6 +219,36 @@ def test_half_precision_models():
     )
 
 
+def test_dict_batches_through_a_wrapper():
+    net = Net()
+    wrapped = torch.compile(net, backend="eager")
+    gadam.refresh_batchnorm(wrapped, [{"x": torch.randn(6, 4), "label": torch.zeros(6)}])  # type: ignore[arg-type]
+    assert net.norm1.num_batches_tracked == 1
+    gadam.refresh_batchnorm(nn.DataParallel(net), [{"x": torch.randn(6, 4), "label": 0}])
+
+
+def test_a_layer_called_by_keyword():
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.norm(input=x)
+
+    model, data = Model(), torch.randn(9, 3)
+    gadam.refresh_batchnorm(model, data.split(4))
+    torch.testing.assert_close(model.norm.running_mean, data.mean(0))
+
+
+def test_a_callable_takes_no_further_arguments():
+    net = Net()
+    with pytest.raises(ValueError, match="go with batches"):
+        gadam.refresh_batchnorm(net, lambda: None, max_batches=2)
+    gadam.refresh_batchnorm(net, lambda data=torch.randn(5, 4): net(data))  # noqa: B008
+    assert net.norm1.num_batches_tracked == 1
+
+
 @pytest.mark.slow
 def test_a_compiled_model():
     torch.manual_seed(0)

@@ -22,6 +22,8 @@ import workers
         "fsdp_swa",
         "ddp_batchnorm",
         "ddp_training",
+        "fsdp_warm_up_from_zero",
+        "zero_redundancy",
     ],
 )
 def test_two_processes(name, tmp_path):

@@ -197,11 +197,12 @@ def ddp_batchnorm(rank: int, folder: Path) -> None:
 
     batches = [torch.randn(6, 5, generator=torch.Generator().manual_seed(i)) for i in range(5)]
     mine = batches[:3] if rank == 0 else batches[3:]
-    for wrap in (True, False):
-        model: nn.Module = network(batchnorm=True)
+    for wrap in ("ddp", "compiled", ""):
+        model: Any = network(batchnorm=True)
         inner: Any = model
         if wrap:
             model = DistributedDataParallel(model)
+            model = torch.compile(model, backend="eager") if wrap == "compiled" else model
             gadam.refresh_batchnorm(model, mine)
         else:
             gadam.refresh_batchnorm(model, mine, process_group=dist.group.WORLD)
@@ -233,3 +234,35 @@ def ddp_training(rank: int, folder: Path) -> None:
             assert torch.equal(everyone[0], everyone[1]), name
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name])
+
+
+def fsdp_warm_up_from_zero(rank: int, folder: Path) -> None:
+    """A first step with lr = 0 counts everywhere, even where a process holds no gradient at all."""
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(0)
+    model = nn.Linear(5, 1, bias=False)  # one row: the second process has none
+    fully_shard(model)
+    inner = gadam.Gadam(model.parameters(), lr=0.1, average=gadam.Averaging(start=2))
+    optimizer = gadam.Lookahead(inner)
+    warm_up = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: t / 10)
+    for step in range(3):
+        fit(model, optimizer, range(step, step + 1), rank)
+        warm_up.step()
+    assert optimizer.average.count == 2
+    assert optimizer.param_groups[0]["lookahead_steps"] == 3
+
+
+def zero_redundancy(rank: int, folder: Path) -> None:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+    from torch.nn.parallel import DistributedDataParallel
+
+    model = DistributedDataParallel(network())
+    optimizer = ZeroRedundancyOptimizer(
+        model.parameters(), optimizer_class=gadam.Gadam, lr=0.05, average=gadam.Averaging(start=2)
+    )
+    fit(model, optimizer, range(4), rank)
+    alone = network()
+    fit(alone, torch.optim.AdamW(alone.parameters(), lr=0.05), range(4), None)
+    torch.testing.assert_close(full(model), full(alone), rtol=1e-4, atol=1e-5)
+    assert optimizer.optim.average.count == 3

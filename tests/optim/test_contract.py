@@ -74,6 +74,12 @@ def test_refuses_bad_arguments(kwargs, error, sentence):
         gadam.Padam(parameters(), **{"partial": 0.5, **kwargs})
 
 
+@pytest.mark.parametrize("option", [{"partial": 3.0}, {"form": "xx"}])
+def test_refuses_bad_options_of_a_group(option):
+    with pytest.raises(ValueError, match=f"Invalid {next(iter(option))}"):
+        gadam.Padam([{"params": parameters(), **option}])
+
+
 def test_fused_says_what_it_has_no_kernel_for():
     with pytest.raises(RuntimeError, match=r"partial=0\.125"):
         gadam.GadamX(parameters(), fused=True)
@@ -334,7 +340,7 @@ def test_loads_what_an_older_version_or_torch_saved(row):
         saved = optimizer.state_dict()
         for group in saved["param_groups"]:
             del group[flag]
-            group.pop("average", None)
+            group.pop("average_progress", None)
         for state in saved["state"].values():
             state["step"] = float(state["step"])
         optimizer.load_state_dict(saved)

@@ -141,3 +141,23 @@ def test_bad_arguments(kwargs, error, sentence):
         gadam.Lookahead(torch.optim.SGD(parameters(), lr=0.1), **kwargs)
     with pytest.raises(TypeError, match="needs a torch optimizer"):
         gadam.Lookahead(parameters())  # type: ignore[arg-type]
+
+
+def test_one_lookahead_is_enough():
+    inner = torch.optim.SGD(parameters(), lr=0.1)
+    gadam.Lookahead(inner)
+    with pytest.raises(ValueError, match="has a Lookahead around it already"):
+        gadam.Lookahead(inner)
+
+
+def test_weights_loaded_after_a_rehearsal_are_the_slow_ones():
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
+    model = torch.nn.Linear(3, 2)
+    optimizer = gadam.Lookahead(torch.optim.SGD(model.parameters(), lr=0.0), k=1)
+    get_optimizer_state_dict(model, optimizer)
+    with torch.no_grad():
+        model.weight.fill_(5.0)
+    model(torch.randn(4, 3)).square().mean().backward()
+    optimizer.step()
+    assert torch.equal(model.weight, torch.full((2, 3), 5.0))

@@ -49,6 +49,10 @@ def refresh_batchnorm(
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8))
         >>> gadam.refresh_batchnorm(model, [torch.randn(32, 4), torch.randn(7, 4)])
     """
+    if callable(batches) and (forward is not None or max_batches is not None):
+        raise ValueError(
+            "forward= and max_batches= go with batches, not with a callable that runs them"
+        )
     if not _layers(model):
         return
     with _pooled_statistics(model, process_group) as inner:
@@ -61,35 +65,41 @@ def refresh_batchnorm(
 
 
 def _takes_an_argument(function: Callable[..., object]) -> bool:
-    try:
-        inspect.signature(function).bind(None)
-    except TypeError:
-        return False
-    return True
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return any(
+        parameter.kind in positional and parameter.default is parameter.empty
+        for parameter in inspect.signature(function).parameters.values()
+    )
 
 
 @contextmanager
 def _pooled_statistics(model: nn.Module, process_group: Any = None) -> Iterator[nn.Module]:
     """Pool the inputs of every BatchNorm layer over the forwards inside the block, without gradients.
 
-    Yields the model to run: without its DistributedDataParallel wrapper, whose forward would wait for
-    processes that have fewer batches.
+    Yields the model to run, without wrappers: DistributedDataParallel's forward would wait for
+    processes that have fewer batches, and all of them hide what the model's own forward takes.
     """
     group = process_group if process_group is not None else _group_of(model)
-    inner = model.module if isinstance(model, DistributedDataParallel) else model
+    inner = _unwrapped(model)
     layers = _layers(inner)
     modes = [(module, module.training) for module in inner.modules()]
-    saved = [(buffer, buffer.clone()) for layer in layers for buffer in _statistics(layer)]
+    saved = {layer: [(b, b.clone()) for b in _statistics(layer)] for layer in layers}
     moments = {layer: _Moments(layer) for layer in layers}
 
-    def normalise_by_batch(layer: Any, inputs: tuple[Tensor, ...]) -> None:
+    def normalise_by_batch(layer: Any, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
         # In eval mode a layer normalises by its running statistics: give it this batch's. Unlike
         # train mode this takes a last batch of one, and leaves no trace of its own.
-        mean, var = moments[layer].add(inputs[0])
+        mean, var = moments[layer].add(args[0] if args else kwargs["input"])
         layer.running_mean.copy_(mean)
         layer.running_var.copy_(var)
 
-    handles = [layer.register_forward_pre_hook(normalise_by_batch) for layer in layers]
+    def restore(layer: _BatchNorm) -> None:
+        for buffer, value in saved[layer]:
+            buffer.copy_(value)
+
+    handles = [
+        layer.register_forward_pre_hook(normalise_by_batch, with_kwargs=True) for layer in layers
+    ]
     try:
         # Not eval(), which some modules override to do more than that.
         for module, _ in modes:
@@ -97,11 +107,17 @@ def _pooled_statistics(model: nn.Module, process_group: Any = None) -> Iterator[
         # Eager: compiled code does not see hooks that came after it.
         with torch.no_grad(), torch.compiler.set_stance("force_eager"):
             yield inner
-            _pool(list(moments.values()), group)
+            if not any(_pool(list(moments.values()), group)):
+                raise ValueError(
+                    "no batch reached a BatchNorm layer, so there are no statistics to take over: is "
+                    "the loader empty, or an iterator that has run out?"
+                )
+            for layer, seen in moments.items():
+                seen.write() if seen.count else restore(layer)
     except BaseException:
         with torch.no_grad():
-            for buffer, value in saved:
-                buffer.copy_(value)
+            for layer in layers:
+                restore(layer)
         raise
     finally:
         for handle in handles:
@@ -128,10 +144,12 @@ class _Moments:
 
     def __init__(self, layer: Any) -> None:
         self.layer = layer
-        self.before = [buffer.clone() for buffer in _statistics(layer)]
-        self.batches = 0
-        mean = layer.running_mean
+        self.clear()
+
+    def clear(self) -> None:
+        mean = self.layer.running_mean
         wide = torch.float32 if mean.device.type == "mps" else torch.float64
+        self.batches = 0
         self.count = torch.zeros((), dtype=wide, device=mean.device)
         self.mean = torch.zeros_like(mean, dtype=wide)
         self.deviations = torch.zeros_like(self.mean)
@@ -157,10 +175,6 @@ class _Moments:
 
     def write(self) -> None:
         layer = self.layer
-        if not self.count:
-            for buffer, value in zip(_statistics(layer), self.before):
-                buffer.copy_(value)
-            return
         layer.running_mean.copy_(self.mean)
         # The running variance is the unbiased one, as BatchNorm's own.
         layer.running_var.copy_(self.deviations / (self.count - 1).clamp(min=1))
@@ -168,8 +182,8 @@ class _Moments:
             layer.num_batches_tracked.fill_(self.batches)
 
 
-def _pool(moments: list[_Moments], group: Any) -> None:
-    """Merge the processes' moments, in the same order everywhere, and write them to the layers."""
+def _pool(moments: list[_Moments], group: Any) -> list[bool]:
+    """Merge the processes' moments, in the same order everywhere; gives which layers saw any."""
     if group is not None:
         import torch.distributed as dist
 
@@ -182,8 +196,7 @@ def _pool(moments: list[_Moments], group: Any) -> None:
         gathered = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
         dist.all_gather(gathered, own, group=group)
         for m in moments:
-            m.count, m.batches = torch.zeros_like(m.count), 0
-            m.mean, m.deviations = torch.zeros_like(m.mean), torch.zeros_like(m.mean)
+            m.clear()
         for flat in gathered:
             for m in moments:
                 size = m.mean.numel()
@@ -194,18 +207,23 @@ def _pool(moments: list[_Moments], group: Any) -> None:
                 if count:
                     m.merge(count[0], mean, deviations)
                     m.batches += int(batches)
-    if not any(m.count for m in moments):
-        raise ValueError(
-            "no batch reached a BatchNorm layer, so there are no statistics to take over: is the "
-            "loader empty, or an iterator that has run out?"
-        )
-    for m in moments:
-        m.write()
+    return [bool(m.count) for m in moments]
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    while True:
+        if isinstance(model, (DistributedDataParallel, nn.DataParallel)):
+            model = model.module
+        elif isinstance(compiled := getattr(model, "_orig_mod", None), nn.Module):
+            model = compiled
+        else:
+            return model
 
 
 def _group_of(model: nn.Module) -> Any:
-    if isinstance(model, DistributedDataParallel):
-        return model.process_group
+    for module in model.modules():
+        if isinstance(module, DistributedDataParallel):
+            return module.process_group
     if any(hasattr(module, "unshard") and hasattr(module, "reshard") for module in model.modules()):
         import torch.distributed as dist
 
@@ -222,8 +240,6 @@ def _forward_by_kind(model: nn.Module) -> Callable[[nn.Module, Any], object]:
             return batch.to(place)
         if isinstance(batch, Mapping):
             return {key: to_device(value) for key, value in batch.items()}
-        if isinstance(batch, (tuple, list)):
-            return type(batch)(map(to_device, batch)) if type(batch) in (tuple, list) else batch
         return batch
 
     def run(model: nn.Module, batch: Any) -> object:
@@ -240,8 +256,8 @@ def _forward_by_kind(model: nn.Module) -> Callable[[nn.Module, Any], object]:
             batch = batch[0]
         if not isinstance(batch, Tensor):
             raise TypeError(
-                f"a batch is a tensor, a tuple, a list or a dict, not {type(batch).__name__}: say how "
-                "to run it, with forward=lambda model, batch: …"
+                "a batch is a tensor, a dict, or a tuple or list that begins with a tensor, not "
+                f"{type(batch).__name__}: say how to run it, with forward=lambda model, batch: …"
             )
         return model(to_device(batch))
 

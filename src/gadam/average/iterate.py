@@ -6,50 +6,21 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gadam._local import all_finite, local, new_like
+from gadam._local import all_finite, any_nonzero, local, new_like
 from gadam.average.batchnorm import Batches, refresh_batchnorm
 from gadam.average.plan import Averaging, Trigger
+from gadam.average.progress import Phase, Progress
 
 __all__ = ["BuiltInAverage", "IterateAverage", "is_rehearsal"]
 
-Phase = Literal["waiting", "averaging", "finished"]
-
-
-PHASES: tuple[Phase, ...] = ("waiting", "averaging", "finished")
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far an average has come."""
-
-    phase: Phase = "waiting"
-    steps: int = 0  # steps of the optimiser seen
-    begun: int = 0  # the first step to sample, once phase is "averaging"
-    count: int = 0  # samples in the average
-    skipped: int = 0  # samples that were due and not finite
-    memory: tuple[float, ...] = ()  # the trigger's
-
-    def pack(self) -> dict[str, Tensor]:
-        """As tensors of fixed shapes: any checkpoint can hold them, and torch.compile does not make
-        a new graph for each new value.
-        """
-        values = {**asdict(self), "phase": PHASES.index(self.phase)}
-        memory = torch.tensor(values.pop("memory"), dtype=torch.float64)
-        return {**{name: torch.tensor(value) for name, value in values.items()}, "memory": memory}
-
-    @classmethod
-    def unpack(cls, packed: dict[str, Any]) -> Progress:
-        values: dict[str, Any] = {k: torch.as_tensor(v).tolist() for k, v in packed.items()}
-        return cls(
-            **{**values, "phase": PHASES[values["phase"]], "memory": tuple(values["memory"])}
-        )
+PROGRESS = "average_progress"  # the key in the first parameter group
 
 
 class IterateAverage:
@@ -86,9 +57,9 @@ class IterateAverage:
         self.averaging = averaging if averaging is not None else Averaging()
         if not isinstance(self.averaging, Averaging):
             raise TypeError(f"averaging must be a gadam.Averaging, not {averaging!r}")
-        self._applied = False
-        self._raw: dict[Tensor, Tensor] = {}
+        self._raw: dict[Tensor, Tensor] = {}  # parameters and buffers, while applied
         self._warned = False
+        self._allocated: list[bool] = []
         self._open_store()
         self._attach()
 
@@ -119,44 +90,67 @@ class IterateAverage:
 
     def _slots(self) -> list[str]:
         """Names of the buffers that a parameter has: one, or the ring of a sliding window."""
-        slots = self.averaging.weighting.slots
-        return ["average"] if slots is None else [f"average_{i}" for i in range(slots)]
+        copies = self.averaging.weighting.copies
+        return ["average"] if copies == 1 else [f"average_{i}" for i in range(copies)]
 
     def _params(self) -> list[Tensor]:
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
     def _averaged(self) -> list[Tensor]:
-        """The parameters that have been trained, and so have buffers."""
+        """The parameters that have buffers: all that have been open to training."""
         first = self._slots()[0]
         return [p for p in self._params() if p in self._state and first in self._state[p]]
 
+    @torch.inference_mode(False)
     @torch.no_grad()
     def _allocate(self) -> None:
-        first = self._slots()[0]
-        count = self._progress.count
-        for p in self._params():
-            if not p.requires_grad or (p in self._state and first in self._state[p]):
+        """Give a buffer to each parameter that is open to training and has none."""
+        params = self._params()
+        trainable = [p.requires_grad for p in params]
+        if trainable == self._allocated:
+            return
+        state, names, count = self._state, self._slots(), self._progress.count
+        for p in params:
+            if not p.requires_grad or (p in state and names[0] in state[p]):
                 continue
-            for name in self._slots():
+            for name in names:
                 buffer = new_like(p, self.averaging.dtype_for(p), self.averaging.device_for(p))
-                # Frozen until now: the mean of what it has been is what it is.
+                # Frozen, or in no group, until now: the mean of what it has been is what it is.
                 if count:
                     local(buffer).copy_(local(p))
-                self._state[p][name] = buffer
+                state[p][name] = buffer
+        self._allocated = trainable
 
     # ------------------------------------------------------------------------------- stepping
 
     def _attach(self) -> None:
-        self.optimizer.register_step_pre_hook(self._before_step)
-        self.optimizer.register_step_post_hook(self._after_step)
+        self._handles = [
+            self.optimizer.register_step_pre_hook(self._before_step),
+            self.optimizer.register_step_post_hook(self._after_step),
+        ]
+
+    def remove(self) -> None:
+        """Stop listening to the optimiser. What has been averaged stays."""
+        for handle in self._handles:
+            handle.remove()
+
+    @property
+    def _applied(self) -> IterateAverage | None:
+        """Whose averaged weights are in the parameters: this average's, or another's of the same
+        optimiser.
+        """
+        return self.optimizer.__dict__.get("_applied_average")
 
     @torch._disable_dynamo
     def _before_step(self, *_: object) -> None:
-        if self._applied:
+        if self._applied is not None:
             raise RuntimeError(
                 "step() was called while the averaged weights are applied: leave the "
                 "`with average.applied():` block first"
             )
+        # Last of the hooks, so that the sample is what they leave: a projection, a pruning mask.
+        hooks = self.optimizer._optimizer_step_post_hooks
+        hooks.move_to_end(self._handles[1].id)  # type: ignore[attr-defined]
         progress = self._progress
         if self.averaging.start is not None or progress.phase != "waiting" or progress.count:
             self._allocate()
@@ -193,7 +187,7 @@ class IterateAverage:
         count = progress.count + 1
         slots = self._slots()
         name = slots[(count - 1) % len(slots)]
-        weight = 1.0 if len(slots) > 1 else self.averaging.weighting.newest(count)
+        weight = self.averaging.weighting.newest(count)
         averages, samples = [], []
         for p in params:
             average, sample = local(self._state[p][name]), local(p).detach()
@@ -215,13 +209,13 @@ class IterateAverage:
         if len(buffers) == 1:
             return buffers[0]
         filled = buffers[: self._progress.count]
-        return torch.stack(filled).mean(0)
+        return torch.stack(filled).mean(0)  # of one parameter at a time
 
     # ------------------------------------------------------------------------------ controlling
 
     @property
     def count(self) -> int:
-        """How many samples are in the average."""
+        """How many samples have been taken (a window holds the last of them)."""
         return self._progress.count
 
     @property
@@ -245,7 +239,10 @@ class IterateAverage:
         )
 
     def begin(self) -> None:
-        """Sample from the next step on. No effect where averaging has begun already."""
+        """Sample from the next step on: a waiting average begins, a finished one goes on.
+
+        No effect while averaging.
+        """
         if self.phase != "averaging":
             progress = self._progress
             self._progress = replace(
@@ -258,11 +255,11 @@ class IterateAverage:
     def collect(self) -> bool:
         """Sample the weights as they are now, for loops that average once an epoch.
 
-        It does not switch automatic sampling on. Returns whether the sample entered: one that is not
+        It neither waits for the plan's start nor switches automatic sampling on. Returns whether the sample entered: one that is not
         finite does not (it is counted in :attr:`skipped`), nor does any once :attr:`phase` is
         ``"finished"``.
         """
-        if self._applied:
+        if self._applied is not None:
             raise RuntimeError(
                 "collect() was called while the averaged weights are applied: they are no iterate"
             )
@@ -336,8 +333,8 @@ class IterateAverage:
     def _swapped(
         self, model: nn.Module | None, batchnorm: Batches | None
     ) -> Iterator[Callable[[], None]]:
-        if self._applied:
-            raise RuntimeError("the averaged weights are already applied: applied() does not nest")
+        if self._applied is not None:
+            raise RuntimeError("averaged weights are already applied: applied() does not nest")
         if batchnorm is not None and model is None:
             raise ValueError("batchnorm needs the model whose statistics to refresh: pass model=")
         params = self._averaged() if self.count else []
@@ -348,10 +345,11 @@ class IterateAverage:
             nonlocal kept
             kept = True
 
-        self._applied = True
+        self.optimizer.__dict__["_applied_average"] = self
         try:
             with torch.no_grad():
                 _reshard(model)
+                self._raw.update(buffers.values)
                 for p in params:
                     self._raw[p] = local(p).detach().clone()
                     local(p).copy_(self._value(p))
@@ -361,12 +359,13 @@ class IterateAverage:
         finally:
             if not kept:
                 with torch.no_grad():
-                    for p, raw in self._raw.items():
-                        local(p).copy_(raw)
+                    for p in params:
+                        if p in self._raw:
+                            local(p).copy_(self._raw[p])
                     buffers.restore()
             _reshard(model)
             self._raw = {}
-            self._applied = False
+            del self.optimizer.__dict__["_applied_average"]
 
     def model_state_dict(self, model: nn.Module) -> dict[str, Any]:
         """The state dict of the averaged model, on its own memory; the model is not touched.
@@ -374,30 +373,24 @@ class IterateAverage:
         Its BatchNorm statistics are those of the raw weights: for fresh ones save
         ``model.state_dict()`` inside :meth:`applied` with ``batchnorm=``.
         """
-        averaged = set(self._averaged()) if self.count else set()
-        return self._state_dict_of(model, lambda p: self._value(p) if p in averaged else None)
+        averaged = set(self._averaged()) & set(model.parameters()) if self.count else set()
+        if self.count and not averaged:
+            raise ValueError("none of the averaged parameters is this model's")
+        state_dict = model.state_dict(keep_vars=True)
+        missing = averaged - {value for value in state_dict.values() if isinstance(value, Tensor)}
+        if missing:
+            raise RuntimeError(
+                f"{len(missing)} averaged parameters are not in the model's state_dict(), which hands "
+                "out copies or leaves them out: take it inside applied() instead"
+            )
+        return _copied(state_dict, {p: self._value(p) for p in averaged})
 
     def raw_state_dict(self, model: nn.Module) -> dict[str, Any]:
         """The state dict of the raw model, on its own memory, even inside :meth:`applied`.
 
         For code that writes checkpoints and cannot know whether the averaged weights are applied.
-        (Buffers are the model's present ones.)
         """
-        return self._state_dict_of(model, self._raw.get)
-
-    @torch.no_grad()
-    def _state_dict_of(
-        self, model: nn.Module, value: Callable[[Tensor], Tensor | None]
-    ) -> dict[str, Any]:
-        state_dict = model.state_dict(keep_vars=True)
-        for name, tensor in state_dict.items():
-            if isinstance(tensor, Tensor):
-                copy = tensor.detach().clone()
-                other = value(tensor)
-                if other is not None:
-                    local(copy).copy_(other)
-                state_dict[name] = copy
-        return state_dict
+        return _copied(model.state_dict(keep_vars=True), self._raw)
 
     # ------------------------------------------------------------------------- saving, restoring
 
@@ -415,7 +408,10 @@ class IterateAverage:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` gave, in the plan's own dtype and device."""
         try:
-            progress, state = Progress.unpack(state_dict["progress"]), state_dict["state"]
+            progress, state = (
+                self._fit(Progress.unpack(state_dict["progress"])),
+                state_dict["state"],
+            )
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise ValueError(
                 "this is not the state of an iterate average: it needs the entries 'progress' and "
@@ -430,15 +426,22 @@ class IterateAverage:
         saved = {params[int(i)]: buffers for i, buffers in state.items()}
         self._install(progress, self._prepare(progress, saved), bool(saved))
 
+    def _fit(self, progress: Progress) -> Progress:
+        """The saved progress under the present plan, whose trigger may be a new one, or none."""
+        blank = self._blank_progress().memory
+        if not progress.memory or not blank:
+            return replace(progress, memory=blank)
+        if len(progress.memory) != len(blank):
+            raise ValueError(
+                f"the saved average has the memory of another trigger than {self.averaging.start!r}"
+            )
+        return progress
+
     @torch.no_grad()
     def _prepare(
         self, progress: Progress, saved: dict[Tensor, dict[str, Tensor]]
     ) -> dict[Tensor, dict[str, Tensor]]:
         """The saved buffers on fresh memory, in the plan's dtype and device. Changes nothing yet."""
-        if len(progress.memory) != len(self._blank_progress().memory):
-            raise ValueError(
-                f"the saved average was started by another trigger than {self.averaging.start!r}"
-            )
         if not progress.count:
             return {}
         prepared: dict[Tensor, dict[str, Tensor]] = {}
@@ -478,13 +481,16 @@ class IterateAverage:
             if p in prepared:
                 self._state[p].update(prepared[p])
         self._progress = progress
-        if allocate:  # what was there is there again, if only as room
+        self._allocated = []
+        # Room that was there is there again. Values wait for the next step: the weights may not have
+        # been loaded yet.
+        if allocate and not progress.count:
             self._allocate()
 
     def __getstate__(self) -> dict[str, Any]:
-        if self._applied:
+        if self._applied is not None:
             raise RuntimeError("an average cannot be copied or pickled while it is applied")
-        return self.__dict__.copy()
+        return {name: value for name, value in self.__dict__.items() if name != "_handles"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -500,21 +506,37 @@ class IterateAverage:
 class BuiltInAverage(IterateAverage):
     """The average of an optimiser that keeps it in its own state: ``Gadam.average``.
 
-    Buffers live in ``optimizer.state``, progress in ``optimizer.param_groups[0]["average"]``: so both
+    Buffers live in ``optimizer.state``, progress in the first of ``optimizer.param_groups``: so both
     travel in the optimiser's ``state_dict``, through distributed checkpoints too.
     """
 
     def _open_store(self) -> None:
-        self.optimizer.param_groups[0].setdefault("average", self._blank_progress().pack())
+        blank = self._blank_progress()
+        self._seen = (blank, blank.pack())
+        self.optimizer.param_groups[0][PROGRESS] = self._seen[1]
+
+    def reopen_store(self) -> None:
+        """After the optimiser's groups were replaced, perhaps by those of another optimiser."""
+        if PROGRESS not in self.optimizer.param_groups[0]:
+            self._open_store()
+
+    # The numbers are wanted several times a step: unpack them only where they have been replaced.
 
     @property
     def _progress(self) -> Progress:
-        return Progress.unpack(self.optimizer.param_groups[0]["average"])
+        packed = self.optimizer.param_groups[0][PROGRESS]
+        if packed is not self._seen[1]:
+            self._seen = (Progress.unpack(packed), packed)
+        return self._seen[0]
 
     @_progress.setter
     def _progress(self, progress: Progress) -> None:
         # New tensors, not changed ones: state dicts handed out earlier refer to the old.
-        self.optimizer.param_groups[0]["average"] = progress.pack()
+        self._seen = (progress, progress.pack(*self._seen))
+        self.optimizer.param_groups[0][PROGRESS] = self._seen[1]
+
+    def __reduce__(self) -> Any:  # a copy is the copied optimiser's own
+        return getattr, (self.optimizer, "average")
 
     @property
     def _state(self) -> defaultdict[Tensor, dict[str, Any]]:
@@ -534,8 +556,8 @@ class BuiltInAverage(IterateAverage):
             rest is loaded
         """
         groups, states = state_dict["param_groups"], state_dict["state"]
-        packed = groups[0].get("average")
-        progress = self._blank_progress() if packed is None else Progress.unpack(packed)
+        packed = groups[0].get(PROGRESS) if groups else None
+        progress = self._fit(Progress.unpack(packed) if packed else Progress())
         ids = [i for group in groups for i in group["params"]]
         saved = {
             p: {name: value for name, value in states.get(i, {}).items() if _is_slot(name)}
@@ -557,6 +579,20 @@ class BuiltInAverage(IterateAverage):
         return {**state_dict, "state": rest}, restore
 
 
+def _copied(state_dict: dict[str, Any], values: dict[Tensor, Tensor]) -> dict[str, Any]:
+    """The state dict on memory of its own, with these values in place of some of its tensors."""
+    copies: dict[Tensor, Tensor] = {}  # a tensor under two names stays one
+    for name, tensor in state_dict.items():
+        if not isinstance(tensor, Tensor):
+            continue
+        if tensor not in copies:
+            copies[tensor] = tensor.detach().clone()
+            if tensor in values:
+                local(copies[tensor]).copy_(values[tensor])
+        state_dict[name] = copies[tensor]
+    return state_dict
+
+
 def _is_slot(name: object) -> bool:
     return str(name).partition("_")[0] == "average"
 
@@ -570,24 +606,28 @@ def is_rehearsal(optimizer: Optimizer) -> bool:
     if any("lr" not in group or bool(group["lr"] != 0) for group in groups):
         return False
     grads = [p.grad for group in groups for p in group["params"] if p.grad is not None]
-    return bool(grads) and not any(bool(local(grad).any()) for grad in grads)
+    return bool(grads) and not any_nonzero(grads)
 
 
 class _Buffers:
-    """A model's buffers as they are now."""
+    """A model's buffers as they are now, those that are None included."""
 
     def __init__(self, model: nn.Module | None) -> None:
-        self.saved = [
-            (module, name, buffer, buffer.detach().clone())
-            for module in (model.modules() if model is not None else ())
-            for name, buffer in module._buffers.items()
+        modules = list(model.modules()) if model is not None else []
+        self.tables = [(module._buffers, dict(module._buffers)) for module in modules]
+        self.values = {
+            buffer: local(buffer).detach().clone()
+            for _, table in self.tables
+            for buffer in table.values()
             if buffer is not None
-        ]
+        }
 
     def restore(self) -> None:
-        for module, name, buffer, value in self.saved:
-            local(buffer).copy_(local(value))
-            module._buffers[name] = buffer
+        for buffer, value in self.values.items():
+            local(buffer).copy_(value)
+        for present, table in self.tables:
+            present.clear()
+            present.update(table)
 
 
 def _reshard(model: nn.Module | None) -> None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from numbers import Integral
+from typing import ClassVar, Literal, TypeGuard
 
 import torch
 
@@ -21,7 +22,7 @@ __all__ = ["EMA", "Averaging", "Mean", "NonMonotone", "Plateau", "Trigger", "Win
 class Mean:
     """The plain arithmetic mean of the samples: the paper's iterate averaging, and the default."""
 
-    slots: ClassVar[None] = None
+    copies: ClassVar[int] = 1  # of the weights that are kept
 
     def newest(self, count: int) -> float:
         """The weight of the newest of ``count`` samples; the rest keep their proportions."""
@@ -39,7 +40,7 @@ class EMA:
     """
 
     decay: float = 0.999
-    slots: ClassVar[None] = None
+    copies: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         if not 0.0 < self.decay < 1.0:
@@ -62,11 +63,11 @@ class Window:
             raise ValueError(f"Invalid window size: {self.size!r} (it must be a positive integer)")
 
     @property
-    def slots(self) -> int:
+    def copies(self) -> int:
         return self.size
 
     def newest(self, count: int) -> float:
-        return 1 / min(count, self.size)
+        return 1.0  # in a copy of its own
 
 
 Weighting = Mean | EMA | Window
@@ -178,7 +179,8 @@ class Averaging:
         start: the first step whose iterate is sampled, steps counting 1, 2, … (0 means 1: the
             initial weights never enter); or a trigger (:class:`Plateau`, :class:`NonMonotone`) that
             finds it from the metrics given to ``observe()``; None leaves it to ``begin()``
-        every: sample each ``every``-th step from there on; None leaves sampling to ``collect()``
+        every: sample each ``every``-th step from there on; None leaves sampling to ``collect()``, which
+            samples whenever it is called, before the start too
         weighting: :class:`Mean` (default), :class:`EMA` or :class:`Window`
         dtype: of the average; None is float32 for half-precision weights, the weights' own otherwise.
             A float32 mean of float32 weights stops resolving new samples beyond some 10⁵ of them:
@@ -215,6 +217,8 @@ class Averaging:
             raise ValueError(
                 f"Invalid weighting: {self.weighting!r} (it must be Mean(), EMA() or Window())"
             )
+        if self.device is not None:
+            torch.device(self.device)  # refuses what is none
         if self.dtype is not None and not self.dtype.is_floating_point:
             raise ValueError(
                 f"Invalid dtype: {self.dtype} (an average needs a floating-point type)"
@@ -223,7 +227,7 @@ class Averaging:
     @property
     def first_step(self) -> int | None:
         """The first step to sample, where the plan fixes it."""
-        return max(self.start, 1) if isinstance(self.start, int) else None
+        return max(int(self.start), 1) if _is_int(self.start) else None
 
     def dtype_for(self, param: torch.Tensor) -> torch.dtype:
         """The type in which this parameter's average is kept."""
@@ -239,5 +243,5 @@ class Averaging:
         return torch.device(self.device) if self.device is not None else param.device
 
 
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _is_int(value: object) -> TypeGuard[int]:
+    return isinstance(value, Integral) and not isinstance(value, bool)

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
-from gadam.average.iterate import BuiltInAverage
+from gadam.average.iterate import PROGRESS, BuiltInAverage
 from gadam.average.plan import Averaging
 from gadam.optim.padam import Padam
 from gadam.optim.update import Form
@@ -31,6 +31,10 @@ class _Averaged(Padam):
         return self._average
 
     def __getstate__(self) -> dict[str, Any]:
+        if self.__dict__.get("_applied_average") is not None:
+            raise RuntimeError(
+                "an optimizer cannot be copied or pickled while its average is applied"
+            )
         return {**super().__getstate__(), "_averaging": self._average.averaging}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -38,9 +42,12 @@ class _Averaged(Padam):
         averaging = state.pop("_averaging", None)
         super().__setstate__(state)
         if "_average" in self.__dict__:  # load_state_dict; an older checkpoint has no average
-            self._average._open_store()
+            self._average.reopen_store()
         else:  # a copy, or out of a pickle
+            progress = self.param_groups[0].get(PROGRESS)
             self._average = BuiltInAverage(self, averaging)
+            if progress is not None:
+                self.param_groups[0][PROGRESS] = progress
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the optimiser's state, its average included.

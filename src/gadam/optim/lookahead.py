@@ -67,6 +67,12 @@ class Lookahead(Optimizer):
                 "until_average=True needs an optimizer with an average of its own, such as Gadam, "
                 f"not {type(optimizer).__name__}"
             )
+        hooks = optimizer._optimizer_step_post_hooks.values()
+        if any(isinstance(getattr(hook, "__self__", None), Lookahead) for hook in hooks):
+            raise ValueError("this optimizer has a Lookahead around it already")
+        # Steps that an earlier optimiser left in a group it shares; with slow weights they are ours.
+        if not any("slow_param" in state for state in optimizer.state.values()):
+            optimizer.param_groups[0]["lookahead_steps"] = 0
         # Not Optimizer.__init__: groups and state are the inner optimiser's, there is no second set.
         self.__setstate__(
             {
@@ -115,10 +121,15 @@ class Lookahead(Optimizer):
     @torch._disable_dynamo
     @torch.no_grad()
     def _before_step(self, *_: object) -> None:
+        untrained = self.param_groups[0].get("lookahead_steps", 0) == 0
         for group in self.param_groups:
             for p in group["params"]:
-                known = p in self._initial or "slow_param" in self.state.get(p, ())
-                if p.requires_grad and not known:
+                slow = self.state.get(p, {}).get("slow_param")
+                if (
+                    slow is not None and untrained
+                ):  # made by a rehearsal; weights may be loaded since
+                    local(slow).copy_(local(p))
+                elif slow is None and p.requires_grad and p not in self._initial:
                     self._initial[p] = p.detach().clone(memory_format=torch.preserve_format)
 
     @torch._disable_dynamo

@@ -110,10 +110,6 @@ class Padam(Optimizer):
             raise ValueError(f"Invalid weight_decay value: {weight_decay}")
         if isinstance(betas[0], Tensor) != isinstance(betas[1], Tensor):
             raise ValueError("betas must be either both floats or both Tensors")
-        if not 0.0 <= partial <= 0.5:
-            raise ValueError(f"Invalid partial value: {partial} (it must lie in [0, 0.5])")
-        if form not in FORMS:
-            raise ValueError(f"Invalid form: {form!r} (it must be 'official' or 'paper')")
         super().__init__(
             params,
             {
@@ -141,6 +137,20 @@ class Padam(Optimizer):
                 check_fused(group["partial"], group["form"])
             # GradScaler then hands over its scale and its verdict instead of unscaling first.
             self._step_supports_amp_scaling = True
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a parameter group, as of any torch optimiser.
+
+        Args:
+            param_group: the parameters, under "params", and their options
+        """
+        partial = param_group.get("partial", self.defaults["partial"])
+        form = param_group.get("form", self.defaults["form"])
+        if not 0.0 <= partial <= 0.5:
+            raise ValueError(f"Invalid partial value: {partial} (it must lie in [0, 0.5])")
+        if form not in FORMS:
+            raise ValueError(f"Invalid form: {form!r} (it must be 'official' or 'paper')")
+        super().add_param_group(param_group)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
