@@ -11,7 +11,7 @@ from gadam.average import (
     Window,
     refresh_batchnorm,
 )
-from gadam.optim import Gadam, GadamX, Lookahead, Padam, PadamW
+from gadam.optim import Gadam, GadamX, Lookahead, Padam, PadamW, backends
 
 __version__ = "0.1.0"
 
@@ -28,6 +28,7 @@ __all__ = [
     "PadamW",
     "Plateau",
     "Window",
+    "backends",
     "refresh_batchnorm",
     "schedule",
 ]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["all_finite", "any_nonzero", "local", "new_like"]
+__all__ = ["agree_on_all", "all_finite", "any_nonzero", "local", "new_like"]
 
 
 def _is_dtensor(tensor: Any) -> bool:
@@ -42,6 +42,11 @@ def new_like(tensor: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
     meta = TensorMeta(tensor.shape, tensor.stride(), dtype)
     spec = DTensorSpec(tensor.device_mesh, tensor.placements, tensor_meta=meta)
     return DTensor(zeros, spec, requires_grad=False)
+
+
+def agree_on_all(answer: bool, tensors: Iterable[Any]) -> bool:
+    """Whether every process that shares these tensors says yes. Every one of them must call it."""
+    return _agree(answer, list(tensors), all)
 
 
 def any_nonzero(tensors: Iterable[Any]) -> bool:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gadam._local import all_finite, any_nonzero, local, new_like
+from gadam._local import agree_on_all, all_finite, any_nonzero, local, new_like
 from gadam.average.batchnorm import Batches, refresh_batchnorm
 from gadam.average.plan import Averaging, Trigger
 from gadam.average.progress import Phase, Progress
@@ -175,13 +175,19 @@ class IterateAverage:
             return
         self._progress = replace(progress, steps=step, phase=phase, begun=begun)
         if due:
-            self._sample()
+            self._take_due_sample()
+
+    def _take_due_sample(self) -> None:
+        self._sample()
+
+    def flush(self) -> None:
+        """Take in what is pending: here nothing ever is."""
 
     @torch.no_grad()
-    def _sample(self) -> bool:
+    def _sample(self, known_finite: bool = False) -> bool:
         progress = self._progress
         params = self._averaged()
-        if not all_finite(params):
+        if not known_finite and not all_finite(params):
             self._progress = replace(progress, skipped=progress.skipped + 1)
             return False
         count = progress.count + 1
@@ -216,6 +222,7 @@ class IterateAverage:
     @property
     def count(self) -> int:
         """How many samples have been taken (a window holds the last of them)."""
+        self.flush()
         return self._progress.count
 
     @property
@@ -265,6 +272,7 @@ class IterateAverage:
             )
         if self.phase == "finished":
             return False
+        self.flush()
         self._allocate()
         return self._sample()
 
@@ -395,7 +403,8 @@ class IterateAverage:
     # ------------------------------------------------------------------------- saving, restoring
 
     def state_dict(self) -> dict[str, Any]:
-        """The average and how far it has come, as tensors and plain values."""
+        """The average and how far it has come, as tensors."""
+        self.flush()
         index = {p: i for i, p in enumerate(self._params())}
         return {
             "progress": self._progress.pack(),
@@ -510,10 +519,71 @@ class BuiltInAverage(IterateAverage):
     travel in the optimiser's ``state_dict``, through distributed checkpoints too.
     """
 
+    HOLD_BACK_AFTER = 8  # samples that nobody has looked at
+
     def _open_store(self) -> None:
+        self._pending = self._folding = False
+        self._unseen = 0
         blank = self._blank_progress()
         self._seen = (blank, blank.pack())
         self.optimizer.param_groups[0][PROGRESS] = self._seen[1]
+
+    # A step of the compiled kernel is one pass over memory, and says only at its end whether the
+    # weights are finite. So in a run of steps in which nobody looks at the average a sample is held
+    # back, and taken in by the next step's pass, which reads those weights anyway; or as soon as
+    # anyone looks.
+
+    def _take_due_sample(self) -> None:
+        params = self._averaged()
+        finite: bool | None = getattr(self.optimizer, "_finite", None)
+        if finite is None or any(p.grad is None for p in params):  # not looked at, or not at all
+            self._sample()
+            return
+        self._unseen += 1
+        if not agree_on_all(finite, params):
+            self._progress = replace(self._progress, skipped=self._progress.skipped + 1)
+        elif self._unseen > self.HOLD_BACK_AFTER and self.averaging.weighting.copies == 1:
+            self._pending = True
+        else:
+            self._sample(known_finite=True)
+
+    @torch._disable_dynamo
+    def _before_step(self, *arguments: Any) -> None:
+        super()._before_step(*arguments)
+        _, args, kwargs = arguments
+        closure = args[1:] or kwargs.get("closure")
+        # Whatever the kernel will not walk through must be taken in now.
+        if self._pending and (closure or any(p.grad is None for p in self._averaged())):
+            self.flush()
+        self._folding = self._pending
+        self.optimizer._finite = None  # type: ignore[attr-defined]
+
+    def to_fold(self, params: list[Tensor]) -> tuple[list[Tensor] | None, float]:
+        """What the step under way has to take these parameters into, and with what weight."""
+        if not self._folding:
+            return None, 0.0
+        weight = self.averaging.weighting.newest(self._progress.count + 1)
+        return [self._state[p]["average"] for p in params], weight
+
+    @torch._disable_dynamo
+    def _after_step(self, *arguments: Any) -> None:
+        found_inf = getattr(self.optimizer, "found_inf", None)
+        if self._folding and not (found_inf is not None and bool(found_inf)):
+            self._progress = replace(self._progress, count=self._progress.count + 1)
+            self._pending = False
+        self._folding = False
+        super()._after_step(*arguments)
+
+    def flush(self) -> None:
+        """Take in the sample that is held back: somebody looks."""
+        self._unseen = 0
+        if self._pending:
+            self._pending = False
+            self._sample()
+
+    def _install(self, *arguments: Any) -> None:
+        self._pending = False
+        super()._install(*arguments)
 
     def reopen_store(self) -> None:
         """After the optimiser's groups were replaced, perhaps by those of another optimiser."""

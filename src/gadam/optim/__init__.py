@@ -1,7 +1,22 @@
 """Optimisers: the Adam-family update, with the average built in, and Lookahead."""
 
+from gadam.optim import cpu
 from gadam.optim.gadam import Gadam, GadamX
 from gadam.optim.lookahead import Lookahead
 from gadam.optim.padam import Padam, PadamW
 
-__all__ = ["Gadam", "GadamX", "Lookahead", "Padam", "PadamW"]
+__all__ = ["Gadam", "GadamX", "Lookahead", "Padam", "PadamW", "backends"]
+
+
+def backends() -> dict[str, str]:
+    """Tell which fused kernels there are here, by kind of device, and what they run on.
+
+    Example:
+        >>> import gadam
+        >>> sorted(gadam.backends())
+        ['accelerator', 'cpu']
+    """
+    return {
+        "cpu": cpu.describe(),
+        "accelerator": "torch's fused Adam (partial=0.5, form='official')",
+    }

@@ -30,7 +30,16 @@ class _Averaged(Padam):
         """The running average of the iterates."""
         return self._average
 
+    def _to_fold(self, params: list[Tensor]) -> tuple[list[Tensor] | None, float]:
+        return self._average.to_fold(params)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give the optimiser's state, its average included."""
+        self._average.flush()
+        return super().state_dict()
+
     def __getstate__(self) -> dict[str, Any]:
+        self._average.flush()
         if self.__dict__.get("_applied_average") is not None:
             raise RuntimeError(
                 "an optimizer cannot be copied or pickled while its average is applied"

@@ -16,7 +16,7 @@ from torch.optim.optimizer import (
     _use_grad_for_differentiable,
 )
 
-from gadam.optim.update import FORMS, Form, check_fused, check_tensor_arguments, padam
+from gadam.optim.update import FORMS, Form, check_tensor_arguments, padam
 
 __all__ = ["Padam", "PadamW"]
 
@@ -65,7 +65,9 @@ class Padam(Optimizer):
             print; or ``"paper"``, their Algorithm 1 with its misprints mended
         maximize: maximise the objective instead
         foreach: use the multi-tensor implementation; None chooses it where torch's Adam would
-        fused: one kernel for the whole update; at present for ``partial=0.5``, ``form="official"``
+        fused: one pass over memory for the whole update: a compiled kernel on the CPU, torch's own on
+            accelerators (for ``partial=0.5``, ``form="official"``). None chooses it on the CPU where it
+            can serve, except in float64; see :func:`gadam.backends`
         capturable: keep the step count on the device, for CUDA graphs
         differentiable: let autograd run through the step
 
@@ -133,8 +135,6 @@ class Padam(Optimizer):
                 raise RuntimeError("`fused` does not support `differentiable`")
             if foreach:
                 raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
-            for group in self.param_groups:
-                check_fused(group["partial"], group["form"])
             # GradScaler then hands over its scale and its verdict instead of unscaling first.
             self._step_supports_amp_scaling = True
 
@@ -243,6 +243,8 @@ class Padam(Optimizer):
             with torch.enable_grad():
                 loss = closure()
 
+        # Whether all parameters are finite, where every group's kernel has looked.
+        finite: bool | None = True
         for group in self.param_groups:
             params_with_grad: list[Tensor] = []
             grads: list[Tensor] = []
@@ -262,7 +264,8 @@ class Padam(Optimizer):
                 state_steps,
             )
 
-            padam(
+            averages, fold_weight = self._to_fold(params_with_grad)
+            looked = padam(
                 params_with_grad,
                 grads,
                 exp_avgs,
@@ -276,6 +279,8 @@ class Padam(Optimizer):
                 has_complex=has_complex,
                 grad_scale=getattr(self, "grad_scale", None),
                 found_inf=getattr(self, "found_inf", None),
+                averages=averages,
+                fold_weight=fold_weight,
                 beta1=beta1,
                 beta2=beta2,
                 lr=group["lr"],
@@ -287,7 +292,14 @@ class Padam(Optimizer):
                 partial=group["partial"],
                 form=group["form"],
             )
+            if params_with_grad:
+                finite = None if finite is None or looked is None else finite and looked
+        self._finite = finite
         return loss
+
+    def _to_fold(self, params: list[Tensor]) -> tuple[list[Tensor] | None, float]:
+        """Averages to take these parameters into, as they are before the step, and their weight."""
+        return None, 0.0
 
 
 class PadamW(Padam):

@@ -7,6 +7,7 @@ it. The mathematics stand in :class:`gadam.Padam`.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, Literal, cast
 
@@ -25,8 +26,9 @@ from torch.optim.optimizer import (
 )
 
 from gadam._local import local
+from gadam.optim import cpu
 
-__all__ = ["FORMS", "Form", "check_fused", "check_tensor_arguments", "padam"]
+__all__ = ["FORMS", "Form", "check_tensor_arguments", "padam"]
 
 Form = Literal["official", "paper"]
 FORMS = ("official", "paper")
@@ -44,14 +46,6 @@ def check_tensor_arguments(
                 )
             if value.numel() != 1:
                 raise ValueError(f"Tensor {name} must be 1-element")
-
-
-def check_fused(partial: float, form: Form) -> None:
-    if partial != 0.5 or form != "official":
-        raise RuntimeError(
-            "`fused=True` has a kernel for partial=0.5 with form='official' only, not for "
-            f"partial={partial} with form={form!r}: leave `fused` out, or use `foreach=True`"
-        )
 
 
 def _single_tensor_padam(
@@ -267,6 +261,7 @@ def _check_capturable(param: Tensor, step: Tensor) -> None:
         )
 
 
+@torch._disable_dynamo
 def _fused_padam(
     params: list[Tensor],
     grads: list[Tensor],
@@ -275,47 +270,105 @@ def _fused_padam(
     max_exp_avg_sqs: list[Tensor],
     state_steps: list[Tensor],
     *,
+    averages: list[Tensor] | None,
+    fold_weight: float,
     grad_scale: Tensor | None,
     found_inf: Tensor | None,
-    partial: float,
-    form: Form,
     **kwargs: Any,
-) -> None:
-    """Run torch's own fused kernel, which is this update at p = 1/2.
+) -> bool | None:
+    """One pass over memory: the compiled kernel on the CPU, torch's own fused Adam elsewhere."""
+    if not cpu.serves(params):
+        if averages is not None:
+            _fold(averages, params, fold_weight)
+        _torch_fused_adam(
+            [params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps],
+            grad_scale=grad_scale,
+            found_inf=found_inf,
+            **kwargs,
+        )
+        return None
+    if found_inf is not None and bool(found_inf):
+        return None
+    scale = 1.0 if grad_scale is None else float(grad_scale)
 
-    It walks memory and takes all five tensors to be laid out alike, which nobody promises: gradients
-    are laid out like their parameters first, and parameters with gaps go to the reference.
-    """
-    check_fused(partial, form)
-    dense: list[int] = []
+    # The kernel walks through memory: what is not laid out alike goes to the reference.
+    runs: defaultdict[Any, list[int]] = defaultdict(list)
+    rest: list[int] = []
+    aligned = list(grads)
     for i, p in enumerate(params):
-        if grads[i].stride() != p.stride():
-            grads[i] = torch.empty_like(p).copy_(grads[i])
-        states = (grads, exp_avgs, exp_avg_sqs, *([max_exp_avg_sqs] if max_exp_avg_sqs else []))
-        if all(state[i].stride() == p.stride() for state in states):
-            dense.append(i)
-    lists = (params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps)
-    torch_adam: Callable[..., None] = adam
-    torch_adam(
-        *([tensors[i] for i in dense] if tensors else [] for tensors in lists),
-        fused=True,
-        foreach=False,
-        grad_scale=grad_scale,
-        found_inf=found_inf,
-        **kwargs,
-    )
-    if len(dense) == len(params) or (found_inf is not None and bool(found_inf)):
-        return
-    rest = [i for i in range(len(params)) if i not in set(dense)]
-    if grad_scale is not None:
-        grads = [grad / grad_scale for grad in grads]
-        lists = (params, grads, *lists[2:])
+        if aligned[i].stride() != p.stride():
+            aligned[i] = torch.empty_like(p).copy_(aligned[i])
+        states = (exp_avgs[i], exp_avg_sqs[i], *(max_exp_avg_sqs[i : i + 1]))
+        if cpu.laid_out_alike(p, (aligned[i], *states)):
+            runs[p.dtype, state_steps[i].dtype].append(i)
+        else:
+            rest.append(i)
+
+    def pick(tensors: list[Tensor], indices: list[int]) -> list[Tensor]:
+        return tensors if len(indices) == len(tensors) else [tensors[i] for i in indices if tensors]
+
+    finite = True
+    options = {k: v for k, v in kwargs.items() if k not in _NOT_THE_KERNELS}
+    for (dtype, _), indices in runs.items():
+        chosen = pick(params, indices)
+        into = None
+        if averages is not None:
+            into = pick(averages, indices)
+            wide = torch.float64 if dtype == torch.float64 else torch.float32
+            alike = (
+                a.is_cpu and a.dtype == wide and a.stride() == p.stride()
+                for a, p in zip(into, chosen)
+            )
+            if not all(alike):
+                _fold(into, chosen, fold_weight)
+                into = None
+        finite &= cpu.step(
+            chosen,
+            pick(aligned, indices),
+            pick(exp_avgs, indices),
+            pick(exp_avg_sqs, indices),
+            pick(max_exp_avg_sqs, indices) if max_exp_avg_sqs else [],
+            pick(state_steps, indices),
+            into,
+            grad_scale=scale,
+            fold_weight=fold_weight,
+            **{**options, "lr": float(kwargs["lr"])},
+        )
+    if not rest:
+        return finite
+    if averages is not None:
+        _fold(pick(averages, rest), pick(params, rest), fold_weight)
     _single_tensor_padam(
-        *([tensors[i] for i in rest] if tensors else [] for tensors in lists),
-        partial=partial,
-        form=form,
+        pick(params, rest),
+        [grads[i] / scale for i in rest],
+        pick(exp_avgs, rest),
+        pick(exp_avg_sqs, rest),
+        pick(max_exp_avg_sqs, rest) if max_exp_avg_sqs else [],
+        pick(state_steps, rest),
         **kwargs,
     )
+    return None
+
+
+_NOT_THE_KERNELS = {"capturable", "differentiable", "has_complex", "amsgrad", "lr"}
+
+
+def _torch_fused_adam(
+    lists: list[list[Tensor]], *, partial: float, form: Form, **kwargs: Any
+) -> None:
+    if partial != 0.5 or form != "official":
+        raise RuntimeError(
+            f"`fused=True` has no kernel here for partial={partial} with form={form!r} (the CPU kernel: "
+            f"{cpu.describe()}): leave `fused` out, or use `foreach=True`"
+        )
+    torch_adam: Callable[..., None] = adam
+    torch_adam(*lists, fused=True, foreach=False, **kwargs)
+
+
+def _fold(averages: list[Tensor], params: list[Tensor], weight: float) -> None:
+    """Take the parameters into averages of other types, or in other places."""
+    for average, p in zip(averages, params):
+        average.lerp_(p.to(average.device, average.dtype), weight)
 
 
 @_disable_dynamo_if_unsupported(single_tensor_fn=_single_tensor_padam)
@@ -334,6 +387,8 @@ def padam(
     has_complex: bool = False,
     grad_scale: Tensor | None = None,
     found_inf: Tensor | None = None,
+    averages: list[Tensor] | None = None,
+    fold_weight: float = 0.0,
     beta1: float | Tensor,
     beta2: float | Tensor,
     lr: float | Tensor,
@@ -344,17 +399,14 @@ def padam(
     maximize: bool,
     partial: float,
     form: Form,
-) -> None:
-    """Functional form of the update: see :class:`Padam`."""
-    if foreach is None and fused is None:
-        _, foreach = _default_to_fused_or_foreach(params, differentiable, use_fused=False)
-        if isinstance(lr, Tensor) and not capturable:
-            foreach = False
-    if foreach and any(p.is_cpu and p.dtype.itemsize < 4 for p in params):
-        # torch's foreach on the CPU is a loop that rounds scalars to the tensors' type: in bfloat16
-        # a decay of 0.998 becomes 0.996. The reference does not.
-        foreach = False
+) -> bool | None:
+    """Functional form of the update: see :class:`gadam.Padam`.
 
+    Takes the parameters, as they are before the step, into ``averages`` with ``fold_weight`` where
+    those are given. Returns whether the parameters are finite after it, or None where nobody looked.
+    """
+    if not params:
+        return None
     if not torch.compiler.is_compiling() and not all(map(torch.is_tensor, state_steps)):
         raise RuntimeError(
             "API has changed, `state_steps` argument must contain a list of singleton tensors"
@@ -367,6 +419,25 @@ def padam(
             [local(t) for t in tensors]
             for tensors in (params, exp_avgs, exp_avg_sqs, max_exp_avg_sqs)
         )
+        averages = averages and [local(t) for t in averages]
+
+    if foreach is None and fused is None:
+        # Who computes in float64 wants digits before speed, and at p = 1/2 the reference is torch's
+        # AdamW to the bit: there fused=True must be asked for.
+        fused = (
+            not (capturable or differentiable or torch.compiler.is_compiling())
+            and not isinstance(beta1, Tensor)
+            and cpu.serves(params)
+            and not any(p.dtype == torch.float64 for p in params)
+        )
+        if not fused:
+            _, foreach = _default_to_fused_or_foreach(params, differentiable, use_fused=False)
+            if isinstance(lr, Tensor) and not capturable:
+                foreach = False
+    if foreach and any(p.is_cpu and p.dtype.itemsize < 4 for p in params):
+        # torch's foreach on the CPU is a loop that rounds scalars to the tensors' type: in bfloat16
+        # a decay of 0.998 becomes 0.996. The reference does not.
+        foreach = False
 
     kwargs: dict[str, Any] = {
         "capturable": capturable,
@@ -383,11 +454,22 @@ def padam(
         "partial": partial,
         "form": form,
     }
+    lists = (params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps)
     if fused:
-        run: Callable[..., None] = _fused_padam
-        kwargs.update(grad_scale=grad_scale, found_inf=found_inf)
+        return _fused_padam(
+            *lists,
+            averages=averages,
+            fold_weight=fold_weight,
+            grad_scale=grad_scale,
+            found_inf=found_inf,
+            **kwargs,
+        )
+    if grad_scale is not None or found_inf is not None:
+        raise AssertionError("Expected grad_scale and found_inf to be None")
+    if averages is not None:
+        _fold(averages, params, fold_weight)
+    if foreach:
+        _multi_tensor_padam(*lists, **kwargs)
     else:
-        if grad_scale is not None or found_inf is not None:
-            raise AssertionError("Expected grad_scale and found_inf to be None")
-        run = _multi_tensor_padam if foreach else _single_tensor_padam
-    run(params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps, **kwargs)
+        _single_tensor_padam(*lists, **kwargs)
+    return None

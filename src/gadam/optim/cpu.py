@@ -1,0 +1,157 @@
+"""The compiled step on the CPU: finding it, and handing tensors to it.
+
+The kernel is `csrc/step.c`. It takes plain addresses, so everything that keeps it safe is here: what
+it may be given, and that it is given nothing else.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from array import array
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["describe", "is_available", "laid_out_alike", "serves", "step"]
+
+_TYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
+
+
+class _Job(ctypes.Structure):
+    """Mirrors Job in step.c."""
+
+    _fields_ = (
+        ("tensors", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("param", "grad", "exp_avg", "exp_avg_sq")),
+        *((name, ctypes.c_void_p) for name in ("max_exp_avg_sq", "average", "step", "numel")),
+        *((name, ctypes.c_double) for name in ("lr", "beta1", "beta2", "eps", "weight_decay")),
+        *((name, ctypes.c_double) for name in ("partial", "grad_factor", "fold_weight")),
+        *(
+            (name, ctypes.c_int32)
+            for name in ("type", "step_type", "decoupled", "amsgrad", "paper")
+        ),
+        *((name, ctypes.c_int32) for name in ("fold", "threads", "not_finite")),
+    )
+
+
+@functools.cache
+def _library() -> tuple[Any, str]:
+    """The kernel, or None, and what there is to say of it."""
+    files = [
+        path
+        for path in Path(__file__).parents[1].glob("_kernel*")
+        if path.suffix in (".so", ".pyd", ".dylib")
+    ]
+    if not files:
+        return None, "not built (no compiler was found when gadam was installed)"
+    try:
+        library = ctypes.CDLL(str(files[0]))
+        library.gadam_open.restype = ctypes.c_char_p
+        library.gadam_job_size.restype = ctypes.c_int64
+        library.gadam_step.argtypes = [ctypes.POINTER(_Job)]
+        if library.gadam_job_size() != ctypes.sizeof(_Job):
+            return None, "built from another version of gadam (install it anew)"
+        instructions = library.gadam_open().decode()
+    except (OSError, AttributeError) as error:
+        return None, f"cannot be loaded ({error})"
+    threads = "OpenMP" if library.gadam_has_openmp() else "one thread"
+    return library, f"{instructions}, {threads}"
+
+
+def is_available() -> bool:
+    """Whether the kernel was built and can be loaded."""
+    return _library()[0] is not None
+
+
+def describe() -> str:
+    """What the kernel runs on here, or why there is none."""
+    return _library()[1]
+
+
+def serves(params: list[Tensor]) -> bool:
+    """Whether the kernel knows these tensors' place and type."""
+    return is_available() and all(p.is_cpu and p.dtype in _TYPES for p in params)
+
+
+def laid_out_alike(p: Tensor, others: tuple[Tensor, ...]) -> bool:
+    """Whether tensors can be walked through side by side in memory, without gaps."""
+    stride = p.stride()
+    dense = (
+        p.is_contiguous()
+        or p.is_contiguous(memory_format=torch.channels_last)
+        or torch.empty_like(p).stride() == stride
+    )
+    return dense and all(
+        other.stride() == stride and other.dtype == p.dtype and other.is_cpu for other in others
+    )
+
+
+def _addresses(tensors: list[Tensor]) -> array[int]:
+    return array("Q", [tensor.data_ptr() for tensor in tensors])
+
+
+def step(
+    params: list[Tensor],
+    grads: list[Tensor],
+    exp_avgs: list[Tensor],
+    exp_avg_sqs: list[Tensor],
+    max_exp_avg_sqs: list[Tensor],
+    state_steps: list[Tensor],
+    averages: list[Tensor] | None,
+    *,
+    beta1: float,
+    beta2: float,
+    lr: float,
+    weight_decay: float,
+    decoupled_weight_decay: bool,
+    eps: float,
+    maximize: bool,
+    partial: float,
+    form: str,
+    grad_scale: float = 1.0,
+    fold_weight: float = 0.0,
+) -> bool:
+    """One step of all these tensors, which are of one type and laid out alike, parameter by parameter.
+
+    The arguments are those of the reference, and further: ``averages`` to take the parameters into, as
+    they are *before* the step, with ``fold_weight`` (float64 for float64 parameters, float32 for all
+    others); and by how much the gradients are too large, ``grad_scale``.
+
+    Returns:
+        whether all parameters are finite now
+    """
+    library = _library()[0]
+    lists = [
+        _addresses(tensors)
+        for tensors in (params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, averages or [])
+    ]
+    lists.append(_addresses(state_steps))
+    lists.append(array("q", [p.numel() for p in params]))
+    job = _Job(
+        len(params),
+        *(values.buffer_info()[0] or None for values in lists),
+        lr,
+        beta1,
+        beta2,
+        eps,
+        weight_decay,
+        partial,
+        (-1.0 if maximize else 1.0) / grad_scale,
+        fold_weight,
+        _TYPES[params[0].dtype],
+        _TYPES[state_steps[0].dtype],
+        decoupled_weight_decay,
+        bool(max_exp_avg_sqs),
+        form == "paper",
+        averages is not None,
+        torch.get_num_threads(),
+        0,
+    )
+    if library.gadam_step(ctypes.byref(job)) != 0:
+        raise MemoryError("the fused step could not allocate its tables")
+    # The tensors were changed behind autograd's back: tell it.
+    torch.autograd.graph.increment_version(params)
+    return not job.not_finite
