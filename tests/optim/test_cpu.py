@@ -1,0 +1,377 @@
+"""The compiled kernel against the reference, where it is fast and where it is odd."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import gadam
+from contract import parameters, same, set_gradients, train
+from gadam.optim import cpu
+
+if not cpu.is_available():
+    pytest.skip(f"there is no CPU kernel here: {cpu.describe()}", allow_module_level=True)
+
+
+# --------------------------------------------------------------------------------------- powers
+
+
+def power(x: torch.Tensor, exponent: float) -> torch.Tensor:
+    library = cpu._library()[0]
+    call = library.gadam_power_f64 if x.dtype == torch.float64 else library.gadam_power_f32
+    result = torch.empty_like(x)
+    call(
+        ctypes.c_void_p(x.data_ptr()),
+        ctypes.c_void_p(result.data_ptr()),
+        ctypes.c_int64(x.numel()),
+        ctypes.c_double(exponent),
+    )
+    return result
+
+
+@pytest.mark.parametrize("exponent", [-0.8, -0.5, -0.4, -0.25, -0.2, -0.125, -1e-3, -0.0])
+def test_power_is_good_to_two_ulp_over_all_floats(exponent):
+    """Every positive float32 of a fine grid over all exponents, subnormal ones included."""
+    bits = torch.arange(1, 0x7F800000, 1021, dtype=torch.int32)
+    x = bits.view(torch.float32)
+    exact = x.double().pow(exponent)
+    got = power(x, exponent)
+    normal = exact.abs() < torch.finfo(torch.float32).max
+    error = ((got.double() - exact).abs() / exact)[normal].max().item()
+    assert error < 2 * torch.finfo(torch.float32).eps
+
+
+@given(
+    st.floats(min_value=0, exclude_min=True, allow_infinity=False, allow_nan=False),
+    st.floats(-0.5, 0),
+)
+def test_power_in_float64(x, exponent):
+    got = power(torch.tensor([x], dtype=torch.float64), exponent).item()
+    assert got == pytest.approx(math.pow(x, exponent), rel=2e-15)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_power_at_the_edges(dtype):
+    x = torch.tensor([0.0, math.inf, math.nan], dtype=dtype)
+    assert power(x, -0.25).tolist()[:2] == [math.inf, 0.0]
+    assert math.isnan(power(x, -0.25).tolist()[2])
+    same(power(x, 0.0), torch.ones(3, dtype=dtype))
+
+
+# ------------------------------------------------------------------------- against the reference
+
+FLOATS = st.one_of(
+    st.floats(-10, 10, width=32),
+    st.floats(width=32, allow_nan=True, allow_infinity=True),
+    st.sampled_from(
+        [0.0, -0.0, 1e-45, 1e-38, 1e-30, 1e18, 1e30, 3e38, math.inf, -math.inf, math.nan]
+    ),
+)
+
+
+def both(
+    gradients: list[list[float]], dtype: torch.dtype, **kw: Any
+) -> list[dict[str, torch.Tensor]]:
+    results = []
+    for fused in (False, True):
+        p = torch.nn.Parameter(torch.linspace(-1, 2, len(gradients[0])).to(dtype))
+        optimizer = gadam.Padam([p], foreach=False if not fused else None, fused=fused, **kw)
+        for gradient in gradients:
+            p.grad = torch.tensor(gradient, dtype=torch.float64).to(dtype)
+            optimizer.step()
+        results.append({"p": p.detach(), **optimizer.state[p]})
+    return results
+
+
+@given(
+    gradients=st.lists(st.lists(FLOATS, min_size=11, max_size=11), min_size=1, max_size=4),
+    partial=st.sampled_from([0.0, 0.05, 0.125, 0.2, 0.3, 0.5]),
+    form=st.sampled_from(["official", "paper"]),
+    eps=st.sampled_from([0.0, 1e-8, 1e-4, 1.0]),
+    amsgrad=st.booleans(),
+    decoupled=st.booleans(),
+    maximize=st.booleans(),
+    weight_decay=st.sampled_from([0.0, 0.1]),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+)
+@example([[0.0] * 11], 0.125, "official", 0.0, False, True, False, 0.0, torch.float32)
+@example([[1e-45] * 11] * 2, 0.2, "paper", 0.0, True, False, True, 0.1, torch.float32)
+@example([[1e30] * 11] * 2, 0.125, "official", 1e-8, True, True, False, 0.1, torch.float32)
+def test_equals_the_reference_wherever_one_looks(
+    gradients, partial, form, eps, amsgrad, decoupled, maximize, weight_decay, dtype
+):
+    """To 1e-5 (float32) and 1e-12 (float64) relative, and NaN and infinities in the same places."""
+    reference, fused = both(
+        gradients,
+        dtype,
+        lr=0.01,
+        partial=partial,
+        form=form,
+        eps=eps,
+        amsgrad=amsgrad,
+        decoupled_weight_decay=decoupled,
+        maximize=maximize,
+        weight_decay=weight_decay,
+    )
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-12
+    for name, expected in reference.items():
+        got = fused[name]
+        # A product that overflows in one order of factors may stay finite in another: compare
+        # where the reference is far from the largest number.
+        calm = (expected.abs() < torch.finfo(dtype).max / 1e6) | ~torch.isfinite(expected)
+        calm &= ~(torch.isinf(got) & torch.isinf(expected)) | (got == expected)
+        if name == "p":
+            huge = torch.tensor(gradients, dtype=torch.float64).abs() > 1e15
+            calm &= ~huge.any(0)
+        torch.testing.assert_close(
+            got[calm] if got.dim() else got,
+            expected[calm] if expected.dim() else expected,
+            rtol=tolerance,
+            atol=torch.finfo(dtype).tiny,
+            equal_nan=True,
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("partial", [0.125, 0.2, 0.5])
+def test_half_precision_equals_the_reference_to_a_rounding(dtype, partial):
+    torch.manual_seed(0)
+    gradients = torch.randn(5, 200).tolist()
+    # Where the second moment does not underflow: the reference computes in half precision throughout.
+    safe: dict[str, Any] = {"betas": (0.9, 0.9), "eps": 1e-2}
+    reference, fused = both(gradients, dtype, lr=0.01, partial=partial, weight_decay=0.1, **safe)
+    ulp = torch.finfo(dtype).eps
+    for name in ("exp_avg", "exp_avg_sq", "p"):
+        torch.testing.assert_close(fused[name], reference[name], rtol=4 * ulp, atol=4 * ulp)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_every_half_precision_number_goes_through_unchanged(dtype):
+    """Lr = 0, no decay: load and save must be each other's inverse, subnormal numbers included."""
+    every = torch.arange(-32768, 32768, dtype=torch.int32).to(torch.int16).view(dtype)
+    p = torch.nn.Parameter(every[torch.isfinite(every)].clone())
+    before = p.detach().clone()
+    p.grad = torch.zeros_like(p)
+    gadam.Padam([p], lr=0.0, fused=True).step()
+    same(p.detach().view(torch.int16), before.view(torch.int16))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_rounds_to_nearest_even(dtype):
+    torch.manual_seed(0)
+    g = torch.cat([torch.randn(5000), torch.randn(5000) * 1e-6, torch.randn(5000) * 1e4]).to(dtype)
+    p = torch.nn.Parameter(torch.zeros_like(g))
+    p.grad = g
+    optimizer = gadam.Padam([p], lr=0.0, betas=(0.5, 0.0), fused=True)
+    optimizer.step()
+    same(optimizer.state[p]["exp_avg"], (0.5 * g.float()).to(dtype))
+    same(optimizer.state[p]["exp_avg_sq"], (g.float() * g.float()).to(dtype))
+
+
+def test_the_result_does_not_depend_on_the_number_of_threads():
+    shapes = [(100_000,), (3,), (50, 70), (1,), (0,), (33_333,)]
+    results = []
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            torch.manual_seed(0)
+            params = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
+            train(gadam.GadamX(params, fused=True, partial=0.2), params, 3)
+            results.append([p.detach() for p in params])
+    finally:
+        torch.set_num_threads(before)
+    same(results[1], results[0])
+    same(results[2], results[0])
+
+
+@pytest.mark.parametrize("capability", ["baseline", "avx2"])
+def test_instruction_sets_agree(capability, tmp_path):
+    program = (
+        "import sys, torch; sys.path.insert(0, sys.argv[1]);"
+        "from contract import parameters, train; import gadam;"
+        "p = parameters(); train(gadam.GadamX(p, partial=0.2, fused=True), p, 8);"
+        "torch.save([q.detach() for q in p], sys.argv[2]); print(gadam.backends()['cpu'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(Path(__file__).parents[1]), str(tmp_path / "p.pt")],
+        env={**os.environ, "GADAM_CPU_CAPABILITY": capability},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    if capability == "baseline":
+        assert not done.stdout.startswith("avx")
+    params = parameters()
+    train(gadam.GadamX(params, partial=0.2, foreach=False), params, 8)
+    got = torch.load(tmp_path / "p.pt", weights_only=True)
+    torch.testing.assert_close(got, [p.detach() for p in params], rtol=1e-5, atol=1e-6)
+
+
+def test_safe_after_fork():
+    """A forked child (a DataLoader's worker) has none of its parent's threads."""
+    params = [torch.nn.Parameter(torch.randn(100_000)) for _ in range(4)]
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        optimizer = gadam.GadamX(params, fused=True)
+        train(optimizer, params, 2)
+        set_gradients(params, 3)
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            optimizer.step()
+            os.write(write, str(float(params[0].detach()[0])).encode())
+            os._exit(0)
+        os.close(write)
+        assert os.waitpid(child, 0)[1] == 0
+        optimizer.step()
+        assert float(os.read(read, 100).decode()) == float(params[0].detach()[0])
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_autograd_is_told_that_the_weights_changed():
+    w = torch.nn.Parameter(torch.ones(3))
+    loss = (w * w).sum()
+    w.grad = torch.ones(3)
+    gadam.Gadam([w], fused=True).step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_channels_last_and_mixed_types_in_one_group():
+    torch.manual_seed(0)
+    results = []
+    for fused in (False, True):
+        torch.manual_seed(0)
+        params = [
+            torch.nn.Parameter(torch.randn(4, 3, 5, 5).to(memory_format=torch.channels_last)),
+            torch.nn.Parameter(torch.randn(6, dtype=torch.float64)),
+            torch.nn.Parameter(torch.randn(6, 4)[:, ::2]),
+            torch.nn.Parameter(torch.randn(3).to(torch.float16)),
+        ]
+        optimizer = gadam.GadamX(params, fused=fused, average=gadam.Averaging(start=1))
+        train(optimizer, params, 12)
+        with optimizer.average.applied():
+            results.append([p.detach().clone() for p in params])
+    torch.testing.assert_close(results[1][:3], results[0][:3], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(results[1][3], results[0][3], rtol=2e-2, atol=2e-2)
+
+
+def test_chosen_by_default_in_float32_and_not_in_float64():
+    for dtype, chosen in ((torch.float32, True), (torch.float64, False)):
+        params = parameters(dtype)
+        optimizer = gadam.GadamX(params)
+        train(optimizer, params, 1)
+        assert (optimizer._finite is not None) == chosen
+
+
+def test_backends_say_what_there_is(monkeypatch):
+    assert "OpenMP" in gadam.backends()["cpu"] or "one thread" in gadam.backends()["cpu"]
+    cpu._library.cache_clear()
+    monkeypatch.setattr(cpu, "__file__", "/nowhere/optim/cpu.py")
+    assert "not built" in gadam.backends()["cpu"]
+    monkeypatch.undo()
+    cpu._library.cache_clear()
+
+
+# ------------------------------------------------- the sample that is taken in by the next step
+
+
+def held_back(plan: gadam.Averaging | None = None, **kw: Any) -> tuple[list, gadam.Gadam, list]:
+    """After 20 steps in which nobody looked."""
+    params = parameters()
+    optimizer = gadam.Gadam(
+        params, 0.05, average=plan or gadam.Averaging(start=3), fused=True, **kw
+    )
+    iterates = train(optimizer, params, 20)
+    assert optimizer.average._pending
+    return params, optimizer, iterates
+
+
+@pytest.mark.parametrize("weighting", [gadam.Mean(), gadam.EMA(0.8)], ids=str)
+def test_holding_back_gives_the_bits_of_sampling_at_once(weighting):
+    plan = gadam.Averaging(start=3, weighting=weighting)
+    _, optimizer, _ = held_back(plan)
+    eager = parameters()
+    other = gadam.Gadam(eager, 0.05, average=plan, fused=True)
+    for step in range(1, 21):
+        train(other, eager, 1, first=step)
+        assert not other.average._pending
+        other.average.flush()  # somebody looks
+    same(optimizer.state_dict(), other.state_dict())
+    assert optimizer.average.count == 18
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda o, p: o.average.count,
+        lambda o, p: o.state_dict(),
+        lambda o, p: copy.deepcopy(o),
+        lambda o, p: o.average.state_dict(),
+        lambda o, p: o.average.model_state_dict(torch.nn.ParameterList(p)),
+        lambda o, p: o.average.applied().__enter__(),
+        lambda o, p: o.average.collect(),
+    ],
+)
+def test_looking_takes_it_in(look):
+    params, optimizer, iterates = held_back()
+    look(optimizer, params)
+    assert not optimizer.average._pending
+    expected = torch.stack([i[0] for i in iterates[2:]]).mean(0)
+    got = optimizer.state[params[0]]["average"]
+    tolerance = 1e-2 if optimizer.average.count > 18 else 1e-5
+    torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
+
+
+def test_a_step_that_is_not_finite_does_not_enter_while_holding_back():
+    params, optimizer, iterates = held_back()
+    set_gradients(params, 21)
+    params[0].grad[1, 1] = math.nan  # type: ignore[index]
+    optimizer.step()  # takes step 20 in, and is itself skipped
+    assert (optimizer.average.count, optimizer.average.skipped) == (18, 1)
+    expected = torch.stack([i[0] for i in iterates[2:]]).mean(0)
+    torch.testing.assert_close(optimizer.state[params[0]]["average"], expected)
+
+
+def test_a_parameter_without_gradient_is_taken_in_too():
+    params, optimizer, iterates = held_back()
+    set_gradients(params, 21)
+    params[0].grad = None
+    optimizer.step()
+    assert optimizer.average.count == 19
+    expected = torch.stack([*[i[0] for i in iterates[2:]], iterates[-1][0]]).mean(0)
+    torch.testing.assert_close(optimizer.state[params[0]]["average"], expected)
+
+
+def test_a_step_that_gradscaler_skips_while_holding_back():
+    params, optimizer, iterates = held_back()
+    set_gradients(params, 21)
+    optimizer.found_inf, optimizer.grad_scale = torch.tensor(1.0), torch.tensor(2.0)  # type: ignore[attr-defined]
+    optimizer.step()
+    del optimizer.found_inf, optimizer.grad_scale
+    same([p.detach() for p in params], iterates[-1])
+    assert (optimizer.average.count, optimizer.average.skipped) == (18, 1)
+
+
+def test_offloaded_and_wide_averages_are_taken_in_beside_the_pass():
+    params, optimizer, iterates = held_back(gadam.Averaging(start=3, dtype=torch.float64))
+    iterates += train(optimizer, params, 1, first=21)
+    got = optimizer.state_dict()["state"][0]["average"]
+    assert got.dtype == torch.float64
+    torch.testing.assert_close(
+        got, torch.stack([i[0] for i in iterates[2:]]).double().mean(0), rtol=1e-12, atol=1e-12
+    )
