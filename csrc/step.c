@@ -49,9 +49,9 @@ typedef struct {
 
 /* ------------------------------------------------------------------------------------- powers
  *
- * x^e = 2^(e log2 x) for x >= 0. With x = 2^k (1 + f), sqrt(1/2) <= 1 + f < sqrt(2), the integer part
+ * x^e = 2^(e log2 x) for x >= 0, |e| < 1. With x = 2^k (1 + f), sqrt(1/2) <= 1 + f < sqrt(2), the term
  * e k is split as (hi + lo) k, hi k being exact, so that no digit of the result is lost to the size
- * of the exponent: two units in the last place, whatever x and e.
+ * of the exponent: three units in the last place, whatever x and e.
  */
 
 ALWAYS_INLINE float as_float(int32_t bits)
@@ -90,21 +90,19 @@ ALWAYS_INLINE float power_f32(float x, Exponent exponent, const int any)
     const int32_t bits = float_bits(y);
     const int32_t k_bits = (bits - 0x3f3504f3) & (int32_t)0xff800000;
     const float k = (float)(k_bits >> 23) - (tiny ? 24.0f : 0.0f);
+    /* e k = n + part, n whole: beside the logarithm, not after it */
+    const float whole = exponent.hi * k, shifted = whole + 12582912.0f; /* 1.5 · 2^23: rounds */
+    const float part = (whole - (shifted - 12582912.0f)) + exponent.lo * k;
     const float f = as_float(bits - k_bits) - 1.0f, f2 = f * f, f4 = f2 * f2;
     /* log2(1 + f) / f, largest relative error 2.6e-8; in pairs, so that they run side by side */
     const float l01 = 1.44269502f - 0.72134733f * f, l23 = 0.48091063f - 0.36070368f * f;
     const float l45 = 0.28791624f - 0.23894493f * f, l67 = 0.21571589f - 0.20726915f * f;
     const float l03 = l01 + l23 * f2, l47 = l45 + l67 * f2;
-    const float log2_f = f * (l03 + f4 * (l47 + 0.12583549f * f4));
-    const float whole = exponent.hi * k;
-    const float rest = exponent.e * log2_f + exponent.lo * k;
-    /* Adding and taking away 1.5 · 2^23 rounds to the nearest integer. */
-    const float shifted = (whole + rest) + 12582912.0f;
-    const float r = (whole - (shifted - 12582912.0f)) + rest, r2 = r * r;
-    /* 2^r, |r| <= 1/2: largest relative error 1.9e-9 */
-    const float e12 = 6.9314718e-1f + 2.4022646e-1f * r, e34 = 5.5503286e-2f + 9.6184891e-3f * r;
-    const float e56 = 1.3399932e-3f + 1.5345808e-4f * r;
-    const float exp2_r = 1.0f + r * (e12 + r2 * (e34 + r2 * e56));
+    const float r = (exponent.e * f) * (l03 + f4 * (l47 + 0.12583549f * f4)) + part, r2 = r * r;
+    /* 2^r, |r| <= 1: largest relative error 1.0e-8 */
+    const float e01 = 1.0f + 6.93147242e-1f * r, e23 = 2.40226805e-1f + 5.55037893e-2f * r;
+    const float e45 = 9.61656589e-3f + 1.33393239e-3f * r, e67 = 1.56627997e-4f + 1.50504075e-5f * r;
+    const float exp2_r = e01 + r2 * (e23 + r2 * (e45 + r2 * e67));
     float result = as_float(float_bits(exp2_r) + (int32_t)((uint32_t)float_bits(shifted) << 23));
     if (any) {
         const float beyond = x == INFINITY ? exponent.at_infinity : exponent.at_nan;

@@ -60,6 +60,7 @@ class IterateAverage:
         self._raw: dict[Tensor, Tensor] = {}  # parameters and buffers, while applied
         self._warned = False
         self._allocated: list[bool] = []
+        self._with_buffers: list[Tensor] | None = None
         self._open_store()
         self._attach()
 
@@ -98,8 +99,10 @@ class IterateAverage:
 
     def _averaged(self) -> list[Tensor]:
         """The parameters that have buffers: all that have been open to training."""
-        first = self._slots()[0]
-        return [p for p in self._params() if p in self._state and first in self._state[p]]
+        if self._with_buffers is None:
+            state, first = self._state, self._slots()[0]
+            self._with_buffers = [p for p in self._params() if p in state and first in state[p]]
+        return self._with_buffers
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -120,6 +123,7 @@ class IterateAverage:
                     local(buffer).copy_(local(p))
                 state[p][name] = buffer
         self._allocated = trainable
+        self._with_buffers = None
 
     # ------------------------------------------------------------------------------- stepping
 
@@ -491,6 +495,7 @@ class IterateAverage:
                 self._state[p].update(prepared[p])
         self._progress = progress
         self._allocated = []
+        self._with_buffers = None
         # Room that was there is there again. Values wait for the next step: the weights may not have
         # been loaded yet.
         if allocate and not progress.count:

@@ -9,13 +9,15 @@ from __future__ import annotations
 import ctypes
 import functools
 from array import array
+from itertools import chain
+from operator import is_
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["describe", "is_available", "laid_out_alike", "serves", "step"]
+__all__ = ["Prepared", "describe", "is_available", "laid_out_alike", "serves"]
 
 _TYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 
@@ -93,65 +95,112 @@ def _addresses(tensors: list[Tensor]) -> array[int]:
     return array("Q", [tensor.data_ptr() for tensor in tensors])
 
 
-def step(
-    params: list[Tensor],
-    grads: list[Tensor],
-    exp_avgs: list[Tensor],
-    exp_avg_sqs: list[Tensor],
-    max_exp_avg_sqs: list[Tensor],
-    state_steps: list[Tensor],
-    averages: list[Tensor] | None,
-    *,
-    beta1: float,
-    beta2: float,
-    lr: float,
-    weight_decay: float,
-    decoupled_weight_decay: bool,
-    eps: float,
-    maximize: bool,
-    partial: float,
-    form: str,
-    grad_scale: float = 1.0,
-    fold_weight: float = 0.0,
-) -> bool:
-    """One step of all these tensors, which are of one type and laid out alike, parameter by parameter.
+class Prepared:
+    """Tensors of one type, laid out alike parameter by parameter, whose addresses are at hand.
 
-    The arguments are those of the reference, and further: ``averages`` to take the parameters into, as
-    they are *before* the step, with ``fold_weight`` (float64 for float64 parameters, float32 for all
-    others); and by how much the gradients are too large, ``grad_scale``.
+    For many small tensors finding the addresses takes longer than the step. They are kept from step
+    to step, and looked at again each time, for an address that no longer holds is another's memory.
 
-    Returns:
-        whether all parameters are finite now
+    Args:
+        params: the parameters
+        states: the optimiser's state of each
+        names: of the tensors in it that the kernel needs: the moments, and last the step count
     """
-    library = _library()[0]
-    lists = [
-        _addresses(tensors)
-        for tensors in (params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, averages or [])
-    ]
-    lists.append(_addresses(state_steps))
-    lists.append(array("q", [p.numel() for p in params]))
-    job = _Job(
-        len(params),
-        *(values.buffer_info()[0] or None for values in lists),
-        lr,
-        beta1,
-        beta2,
-        eps,
-        weight_decay,
-        partial,
-        (-1.0 if maximize else 1.0) / grad_scale,
-        fold_weight,
-        _TYPES[params[0].dtype],
-        _TYPES[state_steps[0].dtype],
-        decoupled_weight_decay,
-        bool(max_exp_avg_sqs),
-        form == "paper",
-        averages is not None,
-        torch.get_num_threads(),
-        0,
-    )
-    if library.gadam_step(ctypes.byref(job)) != 0:
-        raise MemoryError("the fused step could not allocate its tables")
-    # The tensors were changed behind autograd's back: tell it.
-    torch.autograd.graph.increment_version(params)
-    return not job.not_finite
+
+    def __init__(
+        self, params: list[Tensor], states: list[dict[str, Tensor]], names: tuple[str, ...]
+    ) -> None:
+        self.params, self.states, self.names = params, states, names
+        self.tensors = [[state[name] for state in states] for name in names]
+        self.flat = [*params, *chain.from_iterable(self.tensors)]
+        self.pointers = _addresses(self.flat)
+        self.strides = [p.stride() for p in params]
+        self.numel = array("q", [p.numel() for p in params])
+        self.dtype = params[0].dtype
+
+    def still_hold(self, params: list[Tensor]) -> bool:
+        """Whether these are the parameters, and all tensors are where they were."""
+        return (
+            len(params) == len(self.params)
+            and all(map(is_, params, self.params))
+            and all(
+                all(map(is_, [state.get(name) for state in self.states], tensors))
+                for name, tensors in zip(self.names, self.tensors)
+            )
+            and _addresses(self.flat) == self.pointers
+        )
+
+    def fit(self, tensors: list[Tensor], dtype: torch.dtype) -> bool:
+        """Whether these lie beside the parameters: on the CPU, of this type, laid out alike."""
+        return all(
+            tensor.layout is torch.strided
+            and tensor.dtype is dtype
+            and tensor.is_cpu
+            and tensor.stride() == stride
+            for tensor, stride in zip(tensors, self.strides)
+        )
+
+    def step(
+        self,
+        grads: list[Tensor],
+        averages: list[Tensor] | None,
+        *,
+        beta1: float,
+        beta2: float,
+        lr: float,
+        weight_decay: float,
+        decoupled_weight_decay: bool,
+        eps: float,
+        amsgrad: bool,
+        maximize: bool,
+        partial: float,
+        form: str,
+        grad_scale: float = 1.0,
+        fold_weight: float = 0.0,
+    ) -> bool:
+        """One step. Gives whether all parameters are finite after it.
+
+        The arguments are those of the reference, and further: ``averages`` to take the parameters
+        into, as they are *before* the step, with ``fold_weight`` (float64 for float64 parameters,
+        float32 for all others); and by how much the gradients are too large, ``grad_scale``.
+        """
+        count, width = len(self.params), 8
+        gradient_addresses = _addresses(grads)
+        average_addresses = _addresses(averages) if averages is not None else array("Q")
+        base = self.pointers.buffer_info()[0]
+
+        def column(index: int) -> int:
+            return base + index * count * width
+
+        job = _Job(
+            count,
+            column(0),
+            gradient_addresses.buffer_info()[0],
+            column(1),
+            column(2),
+            column(3) if amsgrad else None,
+            average_addresses.buffer_info()[0] if averages is not None else None,
+            column(len(self.names)),
+            self.numel.buffer_info()[0],
+            lr,
+            beta1,
+            beta2,
+            eps,
+            weight_decay,
+            partial,
+            (-1.0 if maximize else 1.0) / grad_scale,
+            fold_weight,
+            _TYPES[self.dtype],
+            _TYPES[self.tensors[-1][0].dtype],
+            decoupled_weight_decay,
+            amsgrad,
+            form == "paper",
+            averages is not None,
+            torch.get_num_threads(),
+            0,
+        )
+        if _library()[0].gadam_step(ctypes.byref(job)) != 0:
+            raise MemoryError("the fused step could not allocate its tables")
+        # The tensors were changed behind autograd's back: tell it.
+        torch.autograd.graph.increment_version(self.params)
+        return not job.not_finite

@@ -16,6 +16,7 @@ from torch.optim.optimizer import (
     _use_grad_for_differentiable,
 )
 
+from gadam.optim.cpu import Prepared
 from gadam.optim.update import FORMS, Form, check_tensor_arguments, padam
 
 __all__ = ["Padam", "PadamW"]
@@ -130,6 +131,7 @@ class Padam(Optimizer):
                 "differentiable": differentiable,
             },
         )
+        self._prepared: dict[int, Prepared] = {}  # by the group's id
         if fused:
             if differentiable:
                 raise RuntimeError("`fused` does not support `differentiable`")
@@ -154,6 +156,7 @@ class Padam(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        self._prepared = {}
         for group in self.param_groups:
             # A checkpoint of an older version, or of torch's Adam(W), has no notion of these.
             for name in ("partial", "decoupled_weight_decay", "form"):
@@ -246,6 +249,10 @@ class Padam(Optimizer):
         # Whether all parameters are finite, where every group's kernel has looked.
         finite: bool | None = True
         for group in self.param_groups:
+            looked = self._step_prepared(group)
+            if looked is not None:
+                finite = None if finite is None else finite and looked
+                continue
             params_with_grad: list[Tensor] = []
             grads: list[Tensor] = []
             exp_avgs: list[Tensor] = []
@@ -294,8 +301,68 @@ class Padam(Optimizer):
             )
             if params_with_grad:
                 finite = None if finite is None or looked is None else finite and looked
+            if looked is not None:
+                self._prepare(group)
         self._finite = finite
         return loss
+
+    @torch._disable_dynamo
+    def _prepare(self, group: dict[str, Any]) -> None:
+        """After the kernel has served a group: keep what it needs for the next step."""
+        params: list[Tensor] = group["params"]
+        states = [self.state[p] for p in params]
+        names = ("exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if group["amsgrad"] else []), "step")
+        tensors = [state.get(name) for state in states for name in names]
+        same_type = len({p.dtype for p in params}) == 1
+        if same_type and all(type(t) is Tensor for t in tensors):  # neither missing nor a DTensor
+            prepared = Prepared(list(params), states, names)
+            if all(prepared.fit(moments, prepared.dtype) for moments in prepared.tensors[:-1]):
+                self._prepared[id(group)] = prepared
+
+    def _step_prepared(self, group: dict[str, Any]) -> bool | None:
+        """Step a group whose addresses are at hand; None where that cannot be."""
+        if torch.compiler.is_compiling():
+            return None
+        prepared = self._prepared.get(id(group))
+        if (
+            prepared is None
+            or group["foreach"] is not None
+            or group["fused"] is False
+            or group["capturable"]
+            or group["differentiable"]
+            or getattr(self, "found_inf", None) is not None
+            or getattr(self, "grad_scale", None) is not None
+            or len(prepared.names) != (4 if group["amsgrad"] else 3)
+            or isinstance(group["betas"][0], Tensor)
+        ):
+            return None
+        params = group["params"]
+        grads = [p.grad for p in params]
+        averages, fold_weight = self._to_fold(params)
+        wide = torch.float64 if prepared.dtype == torch.float64 else torch.float32
+        if (
+            any(grad is None for grad in grads)
+            or not prepared.still_hold(params)
+            or not prepared.fit(grads, prepared.dtype)
+            or (averages is not None and not prepared.fit(averages, wide))
+        ):
+            del self._prepared[id(group)]
+            return None
+        return prepared.step(
+            grads,
+            averages,
+            fold_weight=fold_weight,
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            lr=float(group["lr"]),
+            weight_decay=group["weight_decay"],
+            decoupled_weight_decay=group["decoupled_weight_decay"],
+            eps=group["eps"],
+            amsgrad=group["amsgrad"],
+            maximize=group["maximize"],
+            partial=group["partial"],
+            form=group["form"],
+        )
 
     def _to_fold(self, params: list[Tensor]) -> tuple[list[Tensor] | None, float]:
         """Averages to take these parameters into, as they are before the step, and their weight."""

@@ -298,14 +298,14 @@ def _fused_padam(
     for i, p in enumerate(params):
         if aligned[i].stride() != p.stride():
             aligned[i] = torch.empty_like(p).copy_(aligned[i])
-        states = (exp_avgs[i], exp_avg_sqs[i], *(max_exp_avg_sqs[i : i + 1]))
-        if cpu.laid_out_alike(p, (aligned[i], *states)):
+        moments = (exp_avgs[i], exp_avg_sqs[i], *(max_exp_avg_sqs[i : i + 1]))
+        if cpu.laid_out_alike(p, (aligned[i], *moments)):
             runs[p.dtype, state_steps[i].dtype].append(i)
         else:
             rest.append(i)
 
     def pick(tensors: list[Tensor], indices: list[int]) -> list[Tensor]:
-        return tensors if len(indices) == len(tensors) else [tensors[i] for i in indices if tensors]
+        return [tensors[i] for i in indices]
 
     finite = True
     options = {k: v for k, v in kwargs.items() if k not in _NOT_THE_KERNELS}
@@ -322,13 +322,13 @@ def _fused_padam(
             if not all(alike):
                 _fold(into, chosen, fold_weight)
                 into = None
-        finite &= cpu.step(
-            chosen,
+        columns = {"exp_avg": exp_avgs, "exp_avg_sq": exp_avg_sqs}
+        if max_exp_avg_sqs:
+            columns["max_exp_avg_sq"] = max_exp_avg_sqs
+        columns["step"] = state_steps
+        states = [{name: tensors[i] for name, tensors in columns.items()} for i in indices]
+        finite &= cpu.Prepared(chosen, states, tuple(columns)).step(
             pick(aligned, indices),
-            pick(exp_avgs, indices),
-            pick(exp_avg_sqs, indices),
-            pick(max_exp_avg_sqs, indices) if max_exp_avg_sqs else [],
-            pick(state_steps, indices),
             into,
             grad_scale=scale,
             fold_weight=fold_weight,
@@ -350,7 +350,7 @@ def _fused_padam(
     return None
 
 
-_NOT_THE_KERNELS = {"capturable", "differentiable", "has_complex", "amsgrad", "lr"}
+_NOT_THE_KERNELS = {"capturable", "differentiable", "has_complex", "lr"}
 
 
 def _torch_fused_adam(
