@@ -10,7 +10,7 @@ import ctypes
 import functools
 from array import array
 from itertools import chain
-from operator import is_
+from operator import attrgetter, is_, itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +91,11 @@ def laid_out_alike(p: Tensor, others: tuple[Tensor, ...]) -> bool:
     )
 
 
+_kind = attrgetter("layout", "dtype", "is_cpu")
+
+
 def _addresses(tensors: list[Tensor]) -> array[int]:
-    return array("Q", [tensor.data_ptr() for tensor in tensors])
+    return array("Q", map(Tensor.data_ptr, tensors))
 
 
 class Prepared:
@@ -112,6 +115,8 @@ class Prepared:
     ) -> None:
         self.params, self.states, self.names = params, states, names
         self.tensors = [[state[name] for state in states] for name in names]
+        self.row = itemgetter(*names)
+        self.rows = list(chain.from_iterable(map(self.row, states)))
         self.flat = [*params, *chain.from_iterable(self.tensors)]
         self.pointers = _addresses(self.flat)
         self.strides = [p.stride() for p in params]
@@ -120,24 +125,21 @@ class Prepared:
 
     def still_hold(self, params: list[Tensor]) -> bool:
         """Whether these are the parameters, and all tensors are where they were."""
-        return (
-            len(params) == len(self.params)
-            and all(map(is_, params, self.params))
-            and all(
-                all(map(is_, [state.get(name) for state in self.states], tensors))
-                for name, tensors in zip(self.names, self.tensors)
+        try:
+            return (
+                len(params) == len(self.params)
+                and all(map(is_, params, self.params))
+                and all(map(is_, chain.from_iterable(map(self.row, self.states)), self.rows))
+                and _addresses(self.flat) == self.pointers
             )
-            and _addresses(self.flat) == self.pointers
-        )
+        except KeyError:
+            return False
 
     def fit(self, tensors: list[Tensor], dtype: torch.dtype) -> bool:
         """Whether these lie beside the parameters: on the CPU, of this type, laid out alike."""
-        return all(
-            tensor.layout is torch.strided
-            and tensor.dtype is dtype
-            and tensor.is_cpu
-            and tensor.stride() == stride
-            for tensor, stride in zip(tensors, self.strides)
+        return (
+            set(map(_kind, tensors)) == {(torch.strided, dtype, True)}
+            and list(map(Tensor.stride, tensors)) == self.strides
         )
 
     def step(
