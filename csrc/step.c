@@ -21,10 +21,11 @@ enum { MODE_HALF, MODE_EIGHTH, MODE_PARTIAL, MODE_PAPER };
 enum { BLOCK = 512, STRIP = 64, LINE = 64 /* bytes of a cache line */ };
 enum { TYPE_F32, TYPE_F64, TYPE_BF16, TYPE_F16 };
 
-/* What gadam/optim/cpu.py hands over. Tensors are addresses, one array per kind. */
+/* What gadam/optim/cpu.py hands over. Tensors are addresses. */
 typedef struct {
     int64_t tensors;
-    const uintptr_t *param, *grad, *exp_avg, *exp_avg_sq, *max_exp_avg_sq, *average, *step;
+    const uintptr_t *param, *grad, *average;
+    const uintptr_t *state; /* of each tensor: exp_avg, exp_avg_sq, with AMSGrad their maximum, step */
     const int64_t *numel;
     double lr, beta1, beta2, eps, weight_decay, partial;
     double grad_factor; /* -1 to maximise, over GradScaler's scale */
@@ -413,10 +414,15 @@ static Coefficients coefficients_at(const Job *job, double step)
     return c;
 }
 
+static const uintptr_t *state_of(const Job *job, int64_t tensor)
+{
+    return job->state + tensor * (job->amsgrad ? 4 : 3);
+}
+
 static double count_step(const Job *job, int64_t tensor)
 {
-    return job->step_type == TYPE_F64 ? (*(double *)job->step[tensor] += 1.0)
-                                      : (*(float *)job->step[tensor] += 1.0f);
+    const uintptr_t step = state_of(job, tensor)[job->amsgrad ? 3 : 2];
+    return job->step_type == TYPE_F64 ? (*(double *)step += 1.0) : (*(float *)step += 1.0f);
 }
 
 /* Elements that a thread takes at a time. Fixed, so that the result does not depend on how many
@@ -445,15 +451,16 @@ static int run_chunk(const Job *job, const Coefficients *c, const int64_t *offse
     }
     if (to > offset[job->tensors])
         to = offset[job->tensors];
-#define AT(array, size) ((void *)(job->array[t] + (uintptr_t)((from - offset[t]) * (size))))
+#define AT(address, size) ((void *)((address) + (uintptr_t)((from - offset[t]) * (size))))
     for (int64_t t = low; from < to; ++t) {
         const int64_t end = to < offset[t + 1] ? to : offset[t + 1];
         if (end == from)
             continue;
+        const uintptr_t *state = state_of(job, t);
         const int64_t magnitude =
-            run(c + t, AT(param, width), AT(grad, width), AT(exp_avg, width), AT(exp_avg_sq, width),
-                job->amsgrad ? AT(max_exp_avg_sq, width) : NULL,
-                job->fold ? AT(average, wide) : NULL, end - from);
+            run(c + t, AT(job->param[t], width), AT(job->grad[t], width), AT(state[0], width),
+                AT(state[1], width), job->amsgrad ? AT(state[2], width) : NULL,
+                job->fold ? AT(job->average[t], wide) : NULL, end - from);
         worst = magnitude > worst ? magnitude : worst;
         from = end;
     }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from array import array
+from collections.abc import Iterable
 from itertools import chain
 from operator import attrgetter, is_, itemgetter
 from pathlib import Path
@@ -27,8 +28,7 @@ class _Job(ctypes.Structure):
 
     _fields_ = (
         ("tensors", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("param", "grad", "exp_avg", "exp_avg_sq")),
-        *((name, ctypes.c_void_p) for name in ("max_exp_avg_sq", "average", "step", "numel")),
+        *((name, ctypes.c_void_p) for name in ("param", "grad", "average", "state", "numel")),
         *((name, ctypes.c_double) for name in ("lr", "beta1", "beta2", "eps", "weight_decay")),
         *((name, ctypes.c_double) for name in ("partial", "grad_factor", "fold_weight")),
         *(
@@ -91,10 +91,10 @@ def laid_out_alike(p: Tensor, others: tuple[Tensor, ...]) -> bool:
     )
 
 
-_kind = attrgetter("layout", "dtype", "is_cpu")
+_kind = attrgetter("layout", "dtype", "is_cpu")  # of a tensor
 
 
-def _addresses(tensors: list[Tensor]) -> array[int]:
+def _addresses(tensors: Iterable[Tensor]) -> array[int]:
     return array("Q", map(Tensor.data_ptr, tensors))
 
 
@@ -114,14 +114,14 @@ class Prepared:
         self, params: list[Tensor], states: list[dict[str, Tensor]], names: tuple[str, ...]
     ) -> None:
         self.params, self.states, self.names = params, states, names
-        self.tensors = [[state[name] for state in states] for name in names]
         self.row = itemgetter(*names)
-        self.rows = list(chain.from_iterable(map(self.row, states)))
-        self.flat = [*params, *chain.from_iterable(self.tensors)]
-        self.pointers = _addresses(self.flat)
-        self.strides = [p.stride() for p in params]
-        self.numel = array("q", [p.numel() for p in params])
-        self.dtype = params[0].dtype
+        self.pointers = self._pointers(params)
+        self.strides = list(map(Tensor.stride, params))
+        self.numel = array("q", map(Tensor.numel, params))
+        self.dtype, self.step_dtype = params[0].dtype, states[0]["step"].dtype
+
+    def _pointers(self, params: list[Tensor]) -> array[int]:
+        return _addresses(chain(params, chain.from_iterable(map(self.row, self.states))))
 
     def still_hold(self, params: list[Tensor]) -> bool:
         """Whether these are the parameters, and all tensors are where they were."""
@@ -129,8 +129,7 @@ class Prepared:
             return (
                 len(params) == len(self.params)
                 and all(map(is_, params, self.params))
-                and all(map(is_, chain.from_iterable(map(self.row, self.states)), self.rows))
-                and _addresses(self.flat) == self.pointers
+                and self._pointers(params) == self.pointers
             )
         except KeyError:
             return False
@@ -166,23 +165,15 @@ class Prepared:
         into, as they are *before* the step, with ``fold_weight`` (float64 for float64 parameters,
         float32 for all others); and by how much the gradients are too large, ``grad_scale``.
         """
-        count, width = len(self.params), 8
         gradient_addresses = _addresses(grads)
-        average_addresses = _addresses(averages) if averages is not None else array("Q")
-        base = self.pointers.buffer_info()[0]
-
-        def column(index: int) -> int:
-            return base + index * count * width
-
+        average_addresses = _addresses(averages or [])
+        first = self.pointers.buffer_info()[0]
         job = _Job(
-            count,
-            column(0),
+            len(self.params),
+            first,
             gradient_addresses.buffer_info()[0],
-            column(1),
-            column(2),
-            column(3) if amsgrad else None,
             average_addresses.buffer_info()[0] if averages is not None else None,
-            column(len(self.names)),
+            first + len(self.params) * self.pointers.itemsize,
             self.numel.buffer_info()[0],
             lr,
             beta1,
@@ -193,7 +184,7 @@ class Prepared:
             (-1.0 if maximize else 1.0) / grad_scale,
             fold_weight,
             _TYPES[self.dtype],
-            _TYPES[self.tensors[-1][0].dtype],
+            _TYPES[self.step_dtype],
             decoupled_weight_decay,
             amsgrad,
             form == "paper",

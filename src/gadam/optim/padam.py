@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import repeat
+from operator import is_not
 from typing import Any
 
 import torch
@@ -316,7 +318,10 @@ class Padam(Optimizer):
         same_type = len({p.dtype for p in params}) == 1
         if same_type and all(type(t) is Tensor for t in tensors):  # neither missing nor a DTensor
             prepared = Prepared(list(params), states, names)
-            if all(prepared.fit(moments, prepared.dtype) for moments in prepared.tensors[:-1]):
+            if all(
+                prepared.fit([state[name] for state in states], prepared.dtype)
+                for name in names[:-1]
+            ):
                 self._prepared[id(group)] = prepared
 
     def _step_prepared(self, group: dict[str, Any]) -> bool | None:
@@ -341,7 +346,7 @@ class Padam(Optimizer):
         averages, fold_weight = self._to_fold(params)
         wide = torch.float64 if prepared.dtype == torch.float64 else torch.float32
         if (
-            any(grad is None for grad in grads)
+            not all(map(is_not, grads, repeat(None)))
             or not prepared.still_hold(params)
             or not prepared.fit(grads, prepared.dtype)
             or (averages is not None and not prepared.fit(averages, wide))
