@@ -17,7 +17,7 @@ help:
 test: $(VENV)/test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow" $(ARGS)
 
-test-all: $(VENV)/test
+test-all: $(VENV)/test $(VENV)/triton
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(ARGS)
 
 lint: $(VENV)/test $(VENV)/lint

@@ -1,6 +1,6 @@
 """Optimisers: the Adam-family update, with the average built in, and Lookahead."""
 
-from gadam.optim import cpu
+from gadam.optim import accelerator, cpu
 from gadam.optim.gadam import Gadam, GadamX
 from gadam.optim.lookahead import Lookahead
 from gadam.optim.padam import Padam, PadamW
@@ -18,5 +18,5 @@ def backends() -> dict[str, str]:
     """
     return {
         "cpu": cpu.describe(),
-        "accelerator": "torch's fused Adam (partial=0.5, form='official')",
+        "accelerator": accelerator.describe(),
     }

@@ -68,9 +68,10 @@ class Padam(Optimizer):
             print; or ``"paper"``, their Algorithm 1 with its misprints mended
         maximize: maximise the objective instead
         foreach: use the multi-tensor implementation; None chooses it where torch's Adam would
-        fused: one pass over memory for the whole update: a compiled kernel on the CPU, torch's own on
-            accelerators (for ``partial=0.5``, ``form="official"``). None chooses it on the CPU where it
-            can serve, except in float64; see :func:`gadam.backends`
+        fused: one pass over memory for the whole update: a compiled kernel on the CPU; on accelerators
+            torch's own at ``partial=0.5``, ``form="official"``, and a Triton kernel (never timed on a
+            GPU) otherwise. None chooses it on the CPU where it can serve, except in float64; see
+            :func:`gadam.backends`
         capturable: keep the step count on the device, for CUDA graphs
         differentiable: let autograd run through the step
 

@@ -26,7 +26,7 @@ from torch.optim.optimizer import (
 )
 
 from gadam._local import local
-from gadam.optim import cpu
+from gadam.optim import accelerator, cpu
 
 __all__ = ["FORMS", "Form", "check_tensor_arguments", "padam"]
 
@@ -276,11 +276,13 @@ def _fused_padam(
     found_inf: Tensor | None,
     **kwargs: Any,
 ) -> bool | None:
-    """One pass over memory: the compiled kernel on the CPU, torch's own fused Adam elsewhere."""
+    """One pass over memory: the compiled kernel on the CPU; elsewhere torch's own fused Adam, and
+    Triton's for what that does not know.
+    """
     if not cpu.serves(params):
         if averages is not None:
             _fold(averages, params, fold_weight)
-        _torch_fused_adam(
+        _fused_elsewhere(
             [params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps],
             grad_scale=grad_scale,
             found_inf=found_inf,
@@ -350,19 +352,29 @@ def _fused_padam(
     return None
 
 
-_NOT_THE_KERNELS = {"capturable", "differentiable", "has_complex", "lr"}
+_NOT_THE_KERNELS = ("capturable", "differentiable", "has_complex", "lr")
 
 
-def _torch_fused_adam(
-    lists: list[list[Tensor]], *, partial: float, form: Form, **kwargs: Any
-) -> None:
-    if partial != 0.5 or form != "official":
+def _fused_elsewhere(lists: list[list[Tensor]], **kwargs: Any) -> None:
+    params, grads = lists[:2]
+    partial, form = kwargs["partial"], kwargs["form"]
+    if partial == 0.5 and form == "official":
+        torch_adam: Callable[..., None] = adam
+        options = {k: v for k, v in kwargs.items() if k not in ("partial", "form")}
+        torch_adam(*lists, fused=True, foreach=False, **options)
+    elif accelerator.serves(params):
+        aligned = [
+            g if g.stride() == p.stride() else torch.empty_like(p).copy_(g)
+            for p, g in zip(params, grads)
+        ]
+        options = {k: v for k, v in kwargs.items() if k not in _NOT_THE_KERNELS}
+        accelerator.step(params, aligned, *lists[2:], lr=kwargs["lr"], **options)
+    else:
         raise RuntimeError(
             f"`fused=True` has no kernel here for partial={partial} with form={form!r} (the CPU kernel: "
-            f"{cpu.describe()}): leave `fused` out, or use `foreach=True`"
+            f"{cpu.describe()}; accelerators: {accelerator.describe()}): leave `fused` out, or use "
+            "`foreach=True`"
         )
-    torch_adam: Callable[..., None] = adam
-    torch_adam(*lists, fused=True, foreach=False, **kwargs)
 
 
 def _fold(averages: list[Tensor], params: list[Tensor], weight: float) -> None:
