@@ -188,6 +188,36 @@ def _copy_seconds(elements: int, repetitions: int) -> float:
     return median(times)
 
 
+def _side_by_side(
+    builders: dict[str, Builder],
+    values: list[Tensor],
+    gradients: list[Tensor],
+    repetitions: int,
+    warm_up: int,
+) -> dict[str, dict[str, float]]:
+    steps: dict[str, Step] = {}
+    rows: dict[str, dict[str, float]] = {}
+    for name, build in builders.items():
+        params = [nn.Parameter(value.clone()) for value in values]
+        for p, gradient in zip(params, gradients):
+            p.grad = gradient  # nobody writes to gradients: all may share them
+        step, holder = build(params)
+        for _ in range(warm_up):
+            step()
+        steps[name] = step
+        rows[name] = {"state bytes per parameter": round(_state_bytes(holder, step, params), 2)}
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(repetitions):
+        for name, step in steps.items():
+            start = time.perf_counter()
+            step()
+            times[name].append(time.perf_counter() - start)
+    for name, seconds in times.items():
+        rows[name]["milliseconds"] = round(1e3 * median(seconds), 3)
+        rows[name]["ratio"] = round(median(seconds) / median(times[BASE]), 3)
+    return rows
+
+
 def measure(
     network: str, names: list[str] | None = None, repetitions: int = 25, warm_up: int = 12
 ) -> dict[str, Any]:
@@ -198,33 +228,19 @@ def measure(
     def draw() -> list[Tensor]:
         return [torch.randn(shape, generator=generator) for shape in shapes]
 
-    builders = {n: b for n, b in contenders().items() if names is None or n in names or n == BASE}
     values, gradients = draw(), draw()
-    steps: dict[str, Step] = {}
-    result: dict[str, Any] = {}
-    for name, build in builders.items():
-        params = [nn.Parameter(value.clone()) for value in values]
-        for p, gradient in zip(params, gradients):
-            p.grad = gradient  # nobody writes to gradients: all may share them
-        step, holder = build(params)
-        for _ in range(warm_up):
-            step()
-        steps[name] = step
-        result[name] = {"state bytes per parameter": _state_bytes(holder, step, params)}
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(repetitions):
-        for name, step in steps.items():
-            start = time.perf_counter()
-            step()
-            times[name].append(time.perf_counter() - start)
-    base = median(times[BASE])
-    for name, seconds in times.items():
-        result[name]["milliseconds"] = round(1e3 * median(seconds), 3)
-        result[name]["ratio"] = round(median(seconds) / base, 3)
-        result[name]["state bytes per parameter"] = round(
-            result[name]["state bytes per parameter"], 2
-        )
     elements = sum(value.numel() for value in values)
+    builders = {n: b for n, b in contenders().items() if names is None or n in names}
+    rivals = [name for name in builders if name != BASE]
+    # As many side by side as fit into some 8 GB, each time with the one they are compared to.
+    together = max(1, int(8e9 / (20 * elements)) - 1)
+    result: dict[str, Any] = {}
+    for first in range(0, len(rivals), together):
+        group = {n: builders[n] for n in rivals[first : first + together]}
+        group[BASE] = contenders()[BASE]
+        rows = _side_by_side(group, values, gradients, repetitions, warm_up)
+        result = {**rows, **result}
+    result = {name: result[name] for name in [BASE, *rivals]}
     passes = 3.5  # a copy reads and writes: seven passes are three and a half copies
     return {
         "network": network,
