@@ -86,29 +86,21 @@ ALWAYS_INLINE int64_t RUN(const Coefficients *c, STORE *restrict param, const ST
         /* Zeros, subnormal numbers, infinities and NaN (negative by its sign bit or above infinity)
          * cost a fifth of the whole in the power: look only where there are any. */
         const int plain = least >= NORMAL && most < INFINITE;
-        /* Meanwhile fetch the next block, unless the computing has no time for it. */
-        const int fetch = mode == MODE_HALF || mode == MODE_EIGHTH;
-        const int64_t size_of_strip = fetch ? STRIP : BLOCK;
+        /* Let the next block come while this one is computed. */
+        for (int64_t i = BLOCK; i < 2 * BLOCK; i += LINE / (int)sizeof(STORE)) {
+            PREFETCH(p_ + i);
+            PREFETCH(g_ + i);
+            PREFETCH(m_ + i);
+            PREFETCH(v_ + i);
+        }
 #define APPLY(expression)                                                                           \
-    for (int64_t strip = 0; strip < length; strip += size_of_strip) {                               \
-        const int64_t end = length - strip < size_of_strip ? length : strip + size_of_strip;        \
-        if (fetch)                                                                                  \
-            for (int64_t i = strip + BLOCK; i < strip + BLOCK + STRIP; i += LINE / (int)sizeof(STORE)) { \
-                PREFETCH(p_ + i);                                                                   \
-                PREFETCH(g_ + i);                                                                   \
-                PREFETCH(m_ + i);                                                                   \
-                PREFETCH(v_ + i);                                                                   \
-                if (fold)                                                                           \
-                    PREFETCH(a_ + i);                                                               \
-            }                                                                                       \
-        _Pragma("omp simd reduction(max : worst)") for (int64_t i = strip; i < end; ++i)            \
-        {                                                                                           \
-            const REAL d = denominator[i], m = LOAD(m_[i]);                                         \
-            const STORE stored = SAVE(LOAD(p_[i]) * keep - size * m expression);                    \
-            p_[i] = stored;                                                                         \
-            const BITS magnitude = MAGNITUDE(stored);                                               \
-            worst = magnitude > worst ? magnitude : worst;                                          \
-        }                                                                                           \
+    _Pragma("omp simd reduction(max : worst)") for (int64_t i = 0; i < length; ++i)                 \
+    {                                                                                               \
+        const REAL d = denominator[i], m = LOAD(m_[i]);                                             \
+        const STORE stored = SAVE(LOAD(p_[i]) * keep - size * m expression);                        \
+        p_[i] = stored;                                                                             \
+        const BITS magnitude = MAGNITUDE(stored);                                                   \
+        worst = magnitude > worst ? magnitude : worst;                                              \
     }
         if (mode == MODE_HALF) {
             APPLY(/ d)

@@ -18,7 +18,7 @@
 #define PREFETCH(address) __builtin_prefetch(address, 1)
 
 enum { MODE_HALF, MODE_EIGHTH, MODE_PARTIAL, MODE_PAPER };
-enum { BLOCK = 512, STRIP = 64, LINE = 64 /* bytes of a cache line */ };
+enum { BLOCK = 128, LINE = 64 /* bytes of a cache line */ };
 enum { TYPE_F32, TYPE_F64, TYPE_BF16, TYPE_F16 };
 
 /* What gadam/optim/cpu.py hands over. Tensors are addresses. */
