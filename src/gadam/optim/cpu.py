@@ -79,7 +79,7 @@ def serves(params: list[Tensor]) -> bool:
 
 
 def laid_out_alike(p: Tensor, others: tuple[Tensor, ...]) -> bool:
-    """Whether tensors can be walked through side by side in memory, without gaps."""
+    """Whether tensors of one type and device can be walked through side by side, without gaps."""
     stride = p.stride()
     dense = (
         p.is_contiguous()
@@ -87,7 +87,8 @@ def laid_out_alike(p: Tensor, others: tuple[Tensor, ...]) -> bool:
         or torch.empty_like(p).stride() == stride
     )
     return dense and all(
-        other.stride() == stride and other.dtype == p.dtype and other.is_cpu for other in others
+        other.stride() == stride and other.dtype == p.dtype and other.device == p.device
+        for other in others
     )
 
 
@@ -141,6 +142,10 @@ class Prepared:
             and list(map(Tensor.stride, tensors)) == self.strides
         )
 
+    def fit_averages(self, averages: list[Tensor]) -> bool:
+        """Whether the kernel can take the parameters into these: float64 for float64, else float32."""
+        return self.fit(averages, torch.float64 if self.dtype == torch.float64 else torch.float32)
+
     def step(
         self,
         grads: list[Tensor],
@@ -162,8 +167,8 @@ class Prepared:
         """One step. Gives whether all parameters are finite after it.
 
         The arguments are those of the reference, and further: ``averages`` to take the parameters
-        into, as they are *before* the step, with ``fold_weight`` (float64 for float64 parameters,
-        float32 for all others); and by how much the gradients are too large, ``grad_scale``.
+        into, as they are *before* the step, with ``fold_weight``; and by how much the gradients are too
+        large, ``grad_scale``.
         """
         gradient_addresses = _addresses(grads)
         average_addresses = _addresses(averages or [])

@@ -345,12 +345,11 @@ class Padam(Optimizer):
         params = group["params"]
         grads = [p.grad for p in params]
         averages, fold_weight = self._to_fold(params)
-        wide = torch.float64 if prepared.dtype == torch.float64 else torch.float32
         if (
             not all(map(is_not, grads, repeat(None)))
             or not prepared.still_hold(params)
             or not prepared.fit(grads, prepared.dtype)
-            or (averages is not None and not prepared.fit(averages, wide))
+            or (averages is not None and not prepared.fit_averages(averages))
         ):
             del self._prepared[id(group)]
             return None

@@ -278,97 +278,98 @@ def _fused_padam(
 ) -> bool | None:
     """One pass over memory: the compiled kernel on the CPU; elsewhere torch's own fused Adam, and
     Triton's for what that does not know.
-    """
-    if not cpu.serves(params):
-        if averages is not None:
-            _fold(averages, params, fold_weight)
-        _fused_elsewhere(
-            [params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps],
-            grad_scale=grad_scale,
-            found_inf=found_inf,
-            **kwargs,
-        )
-        return None
-    if found_inf is not None and bool(found_inf):
-        return None
-    scale = 1.0 if grad_scale is None else float(grad_scale)
 
-    # The kernel walks through memory: what is not laid out alike goes to the reference.
-    runs: defaultdict[Any, list[int]] = defaultdict(list)
+    All of them walk through memory and take a parameter, its gradient and its moments to be laid out
+    alike, which nobody promises (torch's own goes wrong without a word). So gradients are laid out like
+    their parameters first, and a parameter with gaps goes to the reference.
+    """
+    lists = [params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps]
+    aligned = [
+        grad if grad.stride() == p.stride() else torch.empty_like(p).copy_(grad)
+        for p, grad in zip(params, grads)
+    ]
+    alike: defaultdict[Any, list[int]] = defaultdict(list)  # by types
     rest: list[int] = []
-    aligned = list(grads)
     for i, p in enumerate(params):
-        if aligned[i].stride() != p.stride():
-            aligned[i] = torch.empty_like(p).copy_(aligned[i])
         moments = (exp_avgs[i], exp_avg_sqs[i], *(max_exp_avg_sqs[i : i + 1]))
         if cpu.laid_out_alike(p, (aligned[i], *moments)):
-            runs[p.dtype, state_steps[i].dtype].append(i)
+            alike[p.dtype, state_steps[i].dtype].append(i)
         else:
             rest.append(i)
 
     def pick(tensors: list[Tensor], indices: list[int]) -> list[Tensor]:
-        return [tensors[i] for i in indices]
+        return [tensors[i] for i in indices] if tensors else []
 
+    by_kernel = cpu.serves(params)
+    if by_kernel or rest:
+        if found_inf is not None and bool(found_inf):
+            return None
+        scale = 1.0 if grad_scale is None else float(grad_scale)
     finite = True
-    options = {k: v for k, v in kwargs.items() if k not in _NOT_THE_KERNELS}
-    for (dtype, _), indices in runs.items():
-        chosen = pick(params, indices)
-        into = None
+    for indices in alike.values():
+        chosen = [pick(tensors, indices) for tensors in (params, aligned, *lists[2:])]
+        into = pick(averages, indices) if averages is not None else None
+        if by_kernel:
+            finite &= _by_cpu_kernel(chosen, into, fold_weight, scale, **kwargs)
+        else:
+            if into is not None:
+                _fold(into, chosen[0], fold_weight)
+            _fused_elsewhere(chosen, grad_scale=grad_scale, found_inf=found_inf, **kwargs)
+    if rest:
+        chosen = [pick(tensors, rest) for tensors in lists]
         if averages is not None:
-            into = pick(averages, indices)
-            wide = torch.float64 if dtype == torch.float64 else torch.float32
-            alike = (
-                a.is_cpu and a.dtype == wide and a.stride() == p.stride()
-                for a, p in zip(into, chosen)
-            )
-            if not all(alike):
-                _fold(into, chosen, fold_weight)
-                into = None
-        columns = {"exp_avg": exp_avgs, "exp_avg_sq": exp_avg_sqs}
-        if max_exp_avg_sqs:
-            columns["max_exp_avg_sq"] = max_exp_avg_sqs
-        columns["step"] = state_steps
-        states = [{name: tensors[i] for name, tensors in columns.items()} for i in indices]
-        finite &= cpu.Prepared(chosen, states, tuple(columns)).step(
-            pick(aligned, indices),
-            into,
-            grad_scale=scale,
-            fold_weight=fold_weight,
-            **{**options, "lr": float(kwargs["lr"])},
-        )
-    if not rest:
-        return finite
-    if averages is not None:
-        _fold(pick(averages, rest), pick(params, rest), fold_weight)
-    _single_tensor_padam(
-        pick(params, rest),
-        [grads[i] / scale for i in rest],
-        pick(exp_avgs, rest),
-        pick(exp_avg_sqs, rest),
-        pick(max_exp_avg_sqs, rest) if max_exp_avg_sqs else [],
-        pick(state_steps, rest),
-        **kwargs,
-    )
-    return None
+            _fold(pick(averages, rest), chosen[0], fold_weight)
+        chosen[1] = [grad / scale for grad in chosen[1]]
+        _single_tensor_padam(*chosen, **kwargs)
+    return finite if by_kernel and not rest else None
 
 
 _NOT_THE_KERNELS = ("capturable", "differentiable", "has_complex", "lr")
 
 
+def _by_cpu_kernel(
+    lists: list[list[Tensor]],
+    averages: list[Tensor] | None,
+    fold_weight: float,
+    scale: float,
+    **kwargs: Any,
+) -> bool:
+    params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps = lists
+    columns = {"exp_avg": exp_avgs, "exp_avg_sq": exp_avg_sqs}
+    if max_exp_avg_sqs:
+        columns["max_exp_avg_sq"] = max_exp_avg_sqs
+    columns["step"] = state_steps
+    states = [dict(zip(columns, row)) for row in zip(*columns.values())]
+    prepared = cpu.Prepared(params, states, tuple(columns))
+    if averages is not None and not prepared.fit_averages(averages):
+        _fold(averages, params, fold_weight)
+        averages = None
+    options = {k: v for k, v in kwargs.items() if k not in _NOT_THE_KERNELS}
+    lr = float(kwargs["lr"])
+    return prepared.step(
+        grads, averages, lr=lr, grad_scale=scale, fold_weight=fold_weight, **options
+    )
+
+
 def _fused_elsewhere(lists: list[list[Tensor]], **kwargs: Any) -> None:
-    params, grads = lists[:2]
     partial, form = kwargs["partial"], kwargs["form"]
     if partial == 0.5 and form == "official":
         torch_adam: Callable[..., None] = adam
         options = {k: v for k, v in kwargs.items() if k not in ("partial", "form")}
         torch_adam(*lists, fused=True, foreach=False, **options)
-    elif accelerator.serves(params):
-        aligned = [
-            g if g.stride() == p.stride() else torch.empty_like(p).copy_(g)
-            for p, g in zip(params, grads)
-        ]
+    elif accelerator.serves(lists[0]):
         options = {k: v for k, v in kwargs.items() if k not in _NOT_THE_KERNELS}
-        accelerator.step(params, aligned, *lists[2:], lr=kwargs["lr"], **options)
+        params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps = lists
+        accelerator.step(
+            params,
+            grads,
+            exp_avgs,
+            exp_avg_sqs,
+            max_exp_avg_sqs,
+            state_steps,
+            lr=kwargs["lr"],
+            **options,
+        )
     else:
         raise RuntimeError(
             f"`fused=True` has no kernel here for partial={partial} with form={form!r} (the CPU kernel: "
