@@ -13,14 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gadam._local import agree_on_all, all_finite, any_nonzero, local, new_like
+from gadam._local import all_finite, any_nonzero, local, new_like
 from gadam.average.batchnorm import Batches, refresh_batchnorm
 from gadam.average.plan import Averaging, Trigger
 from gadam.average.progress import Phase, Progress
 
-__all__ = ["BuiltInAverage", "IterateAverage", "is_rehearsal"]
-
-PROGRESS = "average_progress"  # the key in the first parameter group
+__all__ = ["IterateAverage", "is_rehearsal", "is_slot"]
 
 
 class IterateAverage:
@@ -489,7 +487,7 @@ class IterateAverage:
         self, progress: Progress, prepared: dict[Tensor, dict[str, Tensor]], allocate: bool
     ) -> None:
         for p in self._params():
-            for name in [name for name in self._state.get(p, ()) if _is_slot(name)]:
+            for name in [name for name in self._state.get(p, ()) if is_slot(name)]:
                 del self._state[p][name]
             if p in prepared:
                 self._state[p].update(prepared[p])
@@ -517,143 +515,6 @@ class IterateAverage:
         )
 
 
-class BuiltInAverage(IterateAverage):
-    """The average of an optimiser that keeps it in its own state: ``Gadam.average``.
-
-    Buffers live in ``optimizer.state``, progress in the first of ``optimizer.param_groups``: so both
-    travel in the optimiser's ``state_dict``, through distributed checkpoints too.
-    """
-
-    HOLD_BACK_AFTER = 8  # samples that nobody has looked at
-
-    def _open_store(self) -> None:
-        self._pending = self._folding = False
-        self._unseen = 0
-        blank = self._blank_progress()
-        self._seen = (blank, blank.pack())
-        self.optimizer.param_groups[0][PROGRESS] = self._seen[1]
-
-    # A step of the compiled kernel is one pass over memory, and says only at its end whether the
-    # weights are finite. So in a run of steps in which nobody looks at the average a sample is held
-    # back, and taken in by the next step's pass, which reads those weights anyway; or as soon as
-    # anyone looks.
-
-    def _take_due_sample(self) -> None:
-        params = self._averaged()
-        finite: bool | None = getattr(self.optimizer, "_finite", None)
-        if finite is None or any(p.grad is None for p in params):  # not looked at, or not at all
-            self._sample()
-            return
-        self._unseen += 1
-        if not agree_on_all(finite, params):
-            self._progress = replace(self._progress, skipped=self._progress.skipped + 1)
-        elif self._unseen > self.HOLD_BACK_AFTER and self.averaging.weighting.copies == 1:
-            self._pending = True
-        else:
-            self._sample(known_finite=True)
-
-    @torch._disable_dynamo
-    def _before_step(self, *arguments: Any) -> None:
-        super()._before_step(*arguments)
-        _, args, kwargs = arguments
-        closure = args[1:] or kwargs.get("closure")
-        # Whatever the kernel will not walk through must be taken in now.
-        if self._pending and (closure or any(p.grad is None for p in self._averaged())):
-            self.flush()
-        self._folding = self._pending
-        self.optimizer._finite = None  # type: ignore[attr-defined]
-
-    def to_fold(self, params: list[Tensor]) -> tuple[list[Tensor] | None, float]:
-        """What the step under way has to take these parameters into, and with what weight."""
-        if not self._folding:
-            return None, 0.0
-        weight = self.averaging.weighting.newest(self._progress.count + 1)
-        return [self._state[p]["average"] for p in params], weight
-
-    @torch._disable_dynamo
-    def _after_step(self, *arguments: Any) -> None:
-        found_inf = getattr(self.optimizer, "found_inf", None)
-        if self._folding and not (found_inf is not None and bool(found_inf)):
-            self._progress = replace(self._progress, count=self._progress.count + 1)
-            self._pending = False
-        self._folding = False
-        super()._after_step(*arguments)
-
-    def flush(self) -> None:
-        """Take in the sample that is held back: somebody looks."""
-        self._unseen = 0
-        if self._pending:
-            self._pending = False
-            self._sample()
-
-    def _install(self, *arguments: Any) -> None:
-        self._pending = False
-        super()._install(*arguments)
-
-    def reopen_store(self) -> None:
-        """After the optimiser's groups were replaced, perhaps by those of another optimiser."""
-        if PROGRESS not in self.optimizer.param_groups[0]:
-            self._open_store()
-
-    # The numbers are wanted several times a step: unpack them only where they have been replaced.
-
-    @property
-    def _progress(self) -> Progress:
-        packed = self.optimizer.param_groups[0][PROGRESS]
-        if packed is not self._seen[1]:
-            self._seen = (Progress.unpack(packed), packed)
-        return self._seen[0]
-
-    @_progress.setter
-    def _progress(self, progress: Progress) -> None:
-        # New tensors, not changed ones: state dicts handed out earlier refer to the old.
-        self._seen = (progress, progress.pack(*self._seen))
-        self.optimizer.param_groups[0][PROGRESS] = self._seen[1]
-
-    def __reduce__(self) -> Any:  # a copy is the copied optimiser's own
-        return getattr, (self.optimizer, "average")
-
-    @property
-    def _state(self) -> defaultdict[Tensor, dict[str, Any]]:
-        return self.optimizer.state
-
-    def take_from(self, state_dict: dict[str, Any]) -> tuple[dict[str, Any], Callable[[], None]]:
-        """Lead the average around ``Optimizer.load_state_dict``.
-
-        That casts state to the parameter's dtype and device: a float32 average of bfloat16 weights
-        would come out rounded, and one kept on the host would visit the accelerator.
-
-        Args:
-            state_dict: of the optimiser
-
-        Returns:
-            the state dict without the average's buffers, and a function that restores them once the
-            rest is loaded
-        """
-        groups, states = state_dict["param_groups"], state_dict["state"]
-        packed = groups[0].get(PROGRESS) if groups else None
-        progress = self._fit(Progress.unpack(packed) if packed else Progress())
-        ids = [i for group in groups for i in group["params"]]
-        saved = {
-            p: {name: value for name, value in states.get(i, {}).items() if _is_slot(name)}
-            for p, i in zip(self._params(), ids)
-        }
-        # Where the parameters are other ones, torch's own check has better words.
-        alike = len(ids) == len(self._params())
-        prepared = self._prepare(progress, saved) if alike else {}
-
-        def restore() -> None:
-            self._install(progress, prepared, any(saved.values()))
-
-        rest = {
-            i: {name: value for name, value in state.items() if not _is_slot(name)}
-            if isinstance(state, dict)
-            else state
-            for i, state in states.items()
-        }
-        return {**state_dict, "state": rest}, restore
-
-
 def _copied(state_dict: dict[str, Any], values: dict[Tensor, Tensor]) -> dict[str, Any]:
     """The state dict on memory of its own, with these values in place of some of its tensors."""
     copies: dict[Tensor, Tensor] = {}  # a tensor under two names stays one
@@ -668,7 +529,8 @@ def _copied(state_dict: dict[str, Any], values: dict[Tensor, Tensor]) -> dict[st
     return state_dict
 
 
-def _is_slot(name: object) -> bool:
+def is_slot(name: object) -> bool:
+    """Whether this is the name of a buffer of an average."""
     return str(name).partition("_")[0] == "average"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
-from gadam.average.iterate import PROGRESS, BuiltInAverage
+from gadam.average.built_in import PROGRESS, BuiltInAverage
 from gadam.average.plan import Averaging
 from gadam.optim.padam import Padam
 from gadam.optim.update import Form

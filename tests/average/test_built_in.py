@@ -1,0 +1,174 @@
+"""Averages among copies, wrappers, hooks and half-loaded models."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import gadam
+from average_models import BATCHES, fit, small_model, snapshot
+from contract import parameters, same, train
+
+
+def test_progress_is_numbers_on_the_host_whatever_the_default_device():
+    with torch.device("meta"):
+        optimizer = gadam.Gadam(
+            [nn.Parameter(torch.zeros(3, device="cpu"))],
+            average=gadam.Averaging(start=gadam.Plateau(3)),
+        )
+        optimizer.average.observe(0.5)
+    assert optimizer.average.phase == "waiting"
+    packed = optimizer.param_groups[0]["average_progress"].values()
+    # Tensors with dimensions must share the parameters' device for a full state dict to load.
+    assert all(value.dim() == 0 and value.device.type == "cpu" for value in packed)
+
+
+def test_a_copy_of_the_optimiser_and_its_average_together_is_one_average():
+    params = parameters()
+    optimizer = gadam.Gadam(params, average=gadam.Averaging(start=1))
+    train(optimizer, params, 3)
+    together: dict[str, Any] = {"optimizer": optimizer, "average": optimizer.average}
+    twin = copy.deepcopy(together)
+    assert twin["optimizer"].average is twin["average"]
+    train(twin["optimizer"], twin["optimizer"].param_groups[0]["params"], 2)
+    assert twin["average"].count == 5
+    assert copy.copy(optimizer.average) is optimizer.average
+
+
+def test_an_optimiser_built_from_anothers_groups_starts_anew():
+    params = parameters()
+    plan = gadam.Averaging(start=1)
+    first = gadam.Lookahead(gadam.Gadam(params, average=plan))
+    train(first, params, 3)
+    second = gadam.Lookahead(gadam.Gadam(first.param_groups, average=plan))
+    assert second.average.count == 0
+    train(second, params, 1)
+    assert (second.average.count, second.param_groups[0]["lookahead_steps"]) == (1, 1)
+
+
+def test_the_optimiser_may_be_loaded_before_the_model():
+    def make(seed: int, frozen: bool) -> tuple[nn.Module, gadam.Gadam]:
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+        model[0].requires_grad_(not frozen)
+        return model, gadam.Gadam(model.parameters(), average=gadam.Averaging(start=1))
+
+    model, optimizer = make(0, frozen=True)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).square().mean().backward()
+        optimizer.step()
+    other, fresh = make(1, frozen=False)
+    fresh.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    other.load_state_dict(model.state_dict())
+    same(fresh.average.model_state_dict(other), optimizer.average.model_state_dict(model))
+
+
+def test_buffers_that_were_none_or_are_new_are_undone():
+    class Cached(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 1)
+            self.register_buffer("cache", None)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.cache = self.layer.weight.detach().clone()
+            self.register_buffer("late", torch.zeros(1))
+            return self.layer(x)
+
+    model = Cached()
+    optimizer = gadam.Gadam(model.parameters(), average=gadam.Averaging(start=1))
+    model.layer(torch.randn(4, 3)).square().mean().backward()
+    optimizer.step()
+    with optimizer.average.applied(model):
+        model(torch.randn(2, 3))
+        assert model.cache is not None
+    assert model.cache is None
+    assert "late" not in dict(model.named_buffers())
+
+
+def test_raw_state_dict_has_the_raw_statistics_too():
+    model = small_model()
+    optimizer = gadam.Gadam(model.parameters(), 0.1, average=gadam.Averaging(start=1))
+    fit(model, optimizer, 4)
+    before = snapshot(model)
+    with optimizer.average.applied(model, batchnorm=BATCHES):
+        assert not torch.equal(model.state_dict()["1.running_mean"], before["1.running_mean"])
+        same(dict(optimizer.average.raw_state_dict(model)), dict(before))
+
+
+def test_nothing_is_copied_while_applied():
+    params = parameters()
+    optimizer = gadam.Gadam(params, average=gadam.Averaging(start=1))
+    train(optimizer, params, 2)
+    with (
+        optimizer.average.applied(),
+        pytest.raises(RuntimeError, match="while its average is applied"),
+    ):
+        copy.deepcopy(optimizer)
+    copy.deepcopy(optimizer)
+
+
+def test_what_a_post_hook_leaves_is_what_is_sampled():
+    params = parameters()
+    optimizer = gadam.Gadam(params, 0.5, average=gadam.Averaging(start=1))
+
+    def project(*_: object) -> None:
+        for p in params:
+            p.data.clamp_(-0.1, 0.1)
+
+    optimizer.register_step_post_hook(project)
+    train(optimizer, params, 4)
+    with optimizer.average.applied():
+        assert params[0].abs().max() <= 0.1
+
+
+def test_collecting_in_inference_mode():
+    params = parameters()
+    optimizer = gadam.Gadam(params)
+    with torch.inference_mode():
+        optimizer.average.collect()
+    optimizer.average.begin()
+    train(optimizer, params, 2)
+    assert optimizer.average.count == 3
+
+
+def test_averages_of_one_optimiser_do_not_get_into_each_others_way():
+    params = parameters()
+    sgd = torch.optim.SGD(params, lr=0.1)
+    one, other = (gadam.IterateAverage(sgd, gadam.Averaging(start=1)) for _ in range(2))
+    train(sgd, params, 2)
+    with one.applied():
+        with pytest.raises(RuntimeError, match="collect"):
+            other.collect()
+        with pytest.raises(RuntimeError, match="does not nest"):
+            with other.applied():
+                pass
+
+
+def test_model_state_dict_of_a_model_it_cannot_serve():
+    model = nn.Linear(3, 2)
+    optimizer = gadam.Gadam(model.parameters(), average=gadam.Averaging(start=1))
+    model(torch.randn(4, 3)).square().mean().backward()
+    optimizer.step()
+    with pytest.raises(ValueError, match="none of the averaged parameters is this model's"):
+        optimizer.average.model_state_dict(nn.Linear(3, 2))
+    model._register_state_dict_hook(
+        lambda module, state, *_: state.update({k: v.clone() for k, v in state.items()})
+    )
+    with pytest.raises(RuntimeError, match="hands out copies"):
+        optimizer.average.model_state_dict(model)
+
+
+def test_remove_ends_the_listening():
+    params = parameters()
+    sgd = torch.optim.SGD(params, lr=0.1)
+    average = gadam.IterateAverage(sgd, gadam.Averaging(start=1))
+    train(sgd, params, 2)
+    average.remove()
+    train(sgd, params, 2)
+    assert average.count == 2
