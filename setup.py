@@ -16,8 +16,10 @@ class BuildKernel(build_ext):
             ext.extra_compile_args = ["/O2", "/openmp:experimental"]
             super().build_extension(ext)
             return
-        # Fused multiply-adds and no errno, but infinities and NaN as IEEE 754 has them.
+        # Fused multiply-adds and no errno, but infinities and NaN as IEEE 754 has them; integers wrap,
+        # for the bits of such numbers are computed with too.
         flags = ["-std=c11", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"]
+        flags += ["-fwrapv"]
         attempts = [["-fopenmp"], ["-Xpreprocessor", "-fopenmp"], []]
         for openmp in attempts:
             ext.extra_compile_args = flags + openmp

@@ -10,6 +10,7 @@
  *   BITS                  the integer as wide as REAL
  *   BITS_OF(x)            the bits of a REAL
  *   ONLY_IF(mask, x)      x where the mask (of BITS) is -1, 0 where it is 0
+ *   EITHER(mask, x, y)    x where the mask is -1, y where it is 0
  *   NORMAL, INFINITE      the bits of the smallest normal number and of infinity
  *   MAGNITUDE(x)          |x| of STORE as an integer: the larger the larger, infinity and NaN on top
  *
@@ -27,14 +28,16 @@ ALWAYS_INLINE int64_t RUN(const Coefficients *c, STORE *restrict param, const ST
 {
     const Coefficients k = *c;
     const REAL sign = (REAL)k.grad_factor, l2 = (REAL)k.l2, keep = (REAL)k.keep;
-    const REAL new1 = (REAL)k.one_minus_beta1, new2 = (REAL)k.one_minus_beta2;
+    const REAL new2 = (REAL)k.one_minus_beta2;
     const REAL beta2 = (REAL)k.beta2, eps = (REAL)k.eps, size = (REAL)k.step_size;
     const REAL correction2 = (REAL)k.correction2, root2 = (REAL)k.root_correction2;
     const REAL inverse_root2 = (REAL)(1.0 / k.root_correction2);
     /* Masks where a choice is the same for all elements: compilers tend to make two loops of an `if`,
      * and to vectorise one of them. */
     const BITS has_l2 = k.l2 != 0.0 ? -1 : 0, from_average = k.fold_weight < 0.5 ? -1 : 0;
+    const BITS from_moment = k.one_minus_beta1 < 0.5 ? -1 : 0;
     const REAL share = (REAL)(from_average ? k.fold_weight : k.fold_weight - 1.0);
+    const REAL share1 = (REAL)(from_moment ? k.one_minus_beta1 : k.one_minus_beta1 - 1.0);
     REAL denominator[BLOCK]; /* or what is to be raised to a power for it */
     BITS worst = 0;
     (void)root2, (void)inverse_root2;
@@ -50,15 +53,16 @@ ALWAYS_INLINE int64_t RUN(const Coefficients *c, STORE *restrict param, const ST
 #pragma omp simd reduction(min : least) reduction(max : most)
         for (int64_t i = 0; i < length; ++i) {
             const REAL p = LOAD(p_[i]);
-            if (fold) { /* as torch's lerp: its two forms are exact at the weights 0 and 1 */
+            /* Averages and moments as by torch's lerp, whose two forms are exact at weights 0 and 1. */
+            if (fold) {
                 const REAL a = a_[i];
-                a_[i] = (ONLY_IF(from_average, a) + ONLY_IF(~from_average, p)) + share * (p - a);
+                a_[i] = EITHER(from_average, a, p) + share * (p - a);
             }
             REAL g = LOAD(g_[i]) * sign;
             g += ONLY_IF(has_l2, l2 * p);
             REAL m = LOAD(m_[i]), v = LOAD(v_[i]);
-            m += new1 * (g - m);
-            v = v * beta2 + new2 * (g * g);
+            m = EITHER(from_moment, m, g) + share1 * (g - m);
+            v = v * beta2 + new2 * g * g;
             m_[i] = SAVE(m);
             v_[i] = SAVE(v);
             REAL second = mode == MODE_PAPER ? v / correction2 : v;
@@ -129,6 +133,7 @@ ALWAYS_INLINE int64_t RUN(const Coefficients *c, STORE *restrict param, const ST
 #undef BITS
 #undef BITS_OF
 #undef ONLY_IF
+#undef EITHER
 #undef NORMAL
 #undef INFINITE
 #undef MAGNITUDE

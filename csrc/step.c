@@ -215,6 +215,7 @@ ALWAYS_INLINE uint16_t save_f16(float x)
 #define TIMES_INVERSE(x) ((x) * inverse_root2)
 #define MAGNITUDE_16(x) ((int32_t)((x) & 0x7fffu))
 #define ONLY_IF_F32(mask, x) as_float(float_bits(x) & (mask))
+#define EITHER_F32(mask, x, y) as_float((float_bits(x) & (mask)) | (float_bits(y) & ~(mask)))
 
 #define RUN run_f32
 #define STORE float
@@ -229,6 +230,7 @@ ALWAYS_INLINE uint16_t save_f16(float x)
 #define BITS int32_t
 #define BITS_OF float_bits
 #define ONLY_IF ONLY_IF_F32
+#define EITHER EITHER_F32
 #define NORMAL 0x00800000
 #define INFINITE 0x7f800000
 #define MAGNITUDE(x) (float_bits(x) & 0x7fffffff)
@@ -247,6 +249,7 @@ ALWAYS_INLINE uint16_t save_f16(float x)
 #define BITS int64_t
 #define BITS_OF double_bits
 #define ONLY_IF(mask, x) as_double(double_bits(x) & (mask))
+#define EITHER(mask, x, y) as_double((double_bits(x) & (mask)) | (double_bits(y) & ~(mask)))
 #define NORMAL 0x0010000000000000
 #define INFINITE 0x7ff0000000000000
 #define MAGNITUDE(x) (double_bits(x) & 0x7fffffffffffffff)
@@ -265,6 +268,7 @@ ALWAYS_INLINE uint16_t save_f16(float x)
 #define BITS int32_t
 #define BITS_OF float_bits
 #define ONLY_IF ONLY_IF_F32
+#define EITHER EITHER_F32
 #define NORMAL 0x00800000
 #define INFINITE 0x7f800000
 #define MAGNITUDE MAGNITUDE_16
@@ -283,6 +287,7 @@ ALWAYS_INLINE uint16_t save_f16(float x)
 #define BITS int32_t
 #define BITS_OF float_bits
 #define ONLY_IF ONLY_IF_F32
+#define EITHER EITHER_F32
 #define NORMAL 0x00800000
 #define INFINITE 0x7f800000
 #define MAGNITUDE MAGNITUDE_16

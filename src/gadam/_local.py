@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["agree_on_all", "all_finite", "any_nonzero", "local", "new_like"]
+__all__ = ["all_finite", "any_nonzero", "local", "lowest", "new_like"]
 
 
 def _is_dtensor(tensor: Any) -> bool:
@@ -44,9 +44,9 @@ def new_like(tensor: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
     return DTensor(zeros, spec, requires_grad=False)
 
 
-def agree_on_all(answer: bool, tensors: Iterable[Any]) -> bool:
-    """Whether every process that shares these tensors says yes. Every one of them must call it."""
-    return _agree(answer, list(tensors), all)
+def lowest(answer: float, tensors: Iterable[Any]) -> float:
+    """The lowest answer of the processes that share these tensors. Every one of them must call it."""
+    return _agree(answer, list(tensors), min)
 
 
 def any_nonzero(tensors: Iterable[Any]) -> bool:
@@ -55,7 +55,7 @@ def any_nonzero(tensors: Iterable[Any]) -> bool:
     Like :func:`all_finite`, to be called by every process.
     """
     tensors = list(tensors)
-    return _agree(any(bool(local(tensor).any()) for tensor in tensors), tensors, any)
+    return bool(_agree(any(bool(local(tensor).any()) for tensor in tensors), tensors, max))
 
 
 def all_finite(tensors: Iterable[Any]) -> bool:
@@ -72,19 +72,19 @@ def all_finite(tensors: Iterable[Any]) -> bool:
             low, high = torch.aminmax(torch.view_as_real(shard) if shard.is_complex() else shard)
             flags[shard.device].append(torch.isfinite(low) & torch.isfinite(high))
     finite = all(bool(torch.stack(of_device).all()) for of_device in flags.values())
-    return _agree(finite, tensors, all)
+    return bool(_agree(finite, tensors, min))
 
 
-def _agree(answer: bool, tensors: list[Any], among: Callable[[Iterable[bool]], bool]) -> bool:
-    """The answer of any or of all of the processes that hold shards of these tensors."""
+def _agree(answer: float, tensors: list[Any], of: Callable[..., Any]) -> float:
+    """The min or max of the answers of the processes that hold shards of these tensors."""
     meshes = list(dict.fromkeys(t.device_mesh for t in tensors if _is_dtensor(t)))
     if meshes:
         import torch.distributed as dist
 
-        operation = dist.ReduceOp.MAX if among is any else dist.ReduceOp.MIN
+        operation = dist.ReduceOp.MAX if of is max else dist.ReduceOp.MIN
         for mesh in meshes:
-            flag = torch.tensor(float(answer), device=mesh.device_type)
+            shared = torch.tensor(float(answer), device=mesh.device_type)
             for group in mesh.get_all_groups():
-                dist.all_reduce(flag, operation, group=group)
-            answer = bool(flag)
+                dist.all_reduce(shared, operation, group=group)
+            answer = float(shared)
     return answer

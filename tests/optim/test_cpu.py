@@ -375,3 +375,161 @@ def test_offloaded_and_wide_averages_are_taken_in_beside_the_pass():
     torch.testing.assert_close(
         got, torch.stack([i[0] for i in iterates[2:]]).double().mean(0), rtol=1e-12, atol=1e-12
     )
+
+
+# -------------------------------------------------------- what must not reach the kernel's pointers
+
+
+def trained(**kw: Any) -> tuple[torch.nn.Parameter, gadam.Gadam]:
+    torch.manual_seed(0)
+    p = torch.nn.Parameter(torch.randn(4, 4))
+    optimizer = gadam.Gadam([p], 0.1, **kw)
+    for _ in range(3):
+        p.grad = torch.randn(4, 4)
+        optimizer.step()
+    return p, optimizer
+
+
+def test_a_checkpoint_of_another_size_is_an_error_not_a_crash():
+    _, small = trained()
+    q = torch.nn.Parameter(torch.randn(1000, 1000))
+    other = gadam.Gadam([q])
+    other.load_state_dict(small.state_dict())
+    q.grad = torch.randn(1000, 1000)
+    with pytest.raises(RuntimeError, match="size"):
+        other.step()
+
+
+def test_a_parameter_that_shrinks_in_place_is_seen():
+    memory = torch.randn(1000)
+    p = torch.nn.Parameter(memory)
+    optimizer = gadam.Gadam([p], 0.1)
+    for _ in range(2):
+        p.grad = torch.randn(1000)
+        optimizer.step()
+    p.data = p.data[:10]
+    p.grad = torch.randn(10)
+    for name in ("exp_avg", "exp_avg_sq"):
+        optimizer.state[p][name].data = optimizer.state[p][name].data[:10]
+    outside = memory[10:].clone()
+    optimizer.step()
+    same(memory[10:], outside)
+
+
+@pytest.mark.parametrize(
+    "how", ["transpose", "negative", "zeros", "state", "replaced", "bf16 step"]
+)
+def test_whatever_changes_under_the_kernel_the_result_is_the_references(how):
+    results = []
+    for fused in (False, None):
+        torch.manual_seed(1)
+        p, optimizer = trained(fused=fused, foreach=None)
+        p.grad = torch.randn(4, 4)
+        if how == "transpose":
+            p.data = p.data.t()
+        elif how == "negative":
+            p.grad = torch._neg_view(p.grad)
+        elif how == "zeros":
+            p.grad = torch._efficientzerotensor(4, 4)
+        elif how == "state":
+            optimizer.state.clear()
+        elif how == "replaced":
+            optimizer.state[p] = {k: v * 0.5 for k, v in optimizer.state[p].items()}
+        else:
+            optimizer.state[p]["step"] = optimizer.state[p]["step"].bfloat16()
+        optimizer.step()
+        results.append({"p": p.detach().clone(), **optimizer.state[p]})
+    torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-6)
+
+
+def test_fake_tensors_have_no_memory_to_walk_through():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    for make in (torch.optim.AdamW, gadam.GadamX):
+        with FakeTensorMode():
+            model = torch.nn.Linear(3, 3)
+            optimizer = make(model.parameters())
+            model(torch.randn(2, 3)).sum().backward()
+            optimizer.step()
+            assert optimizer.state[model.weight]["step"].item() == 1
+
+
+def test_a_small_beta1_keeps_the_gradients_digits():
+    p = torch.nn.Parameter(torch.zeros(9))
+    optimizer = gadam.Gadam([p], betas=(0.0, 0.9), fused=True)
+    for value in (1e8, 1.0):
+        p.grad = torch.full((9,), value)
+        optimizer.step()
+    same(optimizer.state[p]["exp_avg"], torch.ones(9))
+
+
+def test_large_gradients_do_not_overflow_before_they_must():
+    reference, fused = both([[2e19] * 9], torch.float32, lr=0.1, partial=0.125)
+    same(torch.isfinite(fused["exp_avg_sq"]), torch.isfinite(reference["exp_avg_sq"]))
+
+
+def test_weights_changed_by_hand_between_steps_end_the_holding_back():
+    params, optimizer, _ = held_back()
+    for step in range(21, 25):
+        with torch.no_grad():
+            params[0].clamp_(-0.1, 0.1)
+        iterates = train(optimizer, params, 1, first=step)
+        assert not optimizer.average._pending
+    expected_newest = iterates[0][0]
+    before = optimizer.average.count
+    assert before == 22
+    assert torch.isfinite(expected_newest).all()
+
+
+def test_a_post_hook_that_breaks_the_weights_is_seen():
+    params, optimizer, _ = held_back()
+
+    def destroy(*_: object) -> None:
+        with torch.no_grad():
+            params[0].mul_(math.nan)
+
+    optimizer.register_step_post_hook(destroy)
+    train(optimizer, params, 1, first=21)
+    assert (optimizer.average.count, optimizer.average.skipped) == (18, 1)
+
+
+def test_a_step_that_fails_on_its_way_is_taken_in_once():
+    params = parameters()
+    optimizer = gadam.Gadam(
+        [{"params": params[:2]}, {"params": params[2:]}], 0.05, average=gadam.Averaging(start=1)
+    )
+    iterates = train(optimizer, params, 20)
+    assert optimizer.average._pending
+    set_gradients(params, 21)
+    params[4].grad = params[4].grad.to_sparse()  # type: ignore[union-attr]
+    with pytest.raises(RuntimeError, match="sparse"):
+        optimizer.step()
+    iterates += train(optimizer, params, 1, first=21)
+    assert optimizer.average.count == 21
+    for i in (0, 4):
+        torch.testing.assert_close(
+            optimizer.state[params[i]]["average"],
+            torch.stack([iterate[i] for iterate in iterates]).mean(0),
+        )
+
+
+def test_a_foreign_average_does_not_end_up_in_the_built_in_one():
+    params = parameters()
+    optimizer = gadam.Gadam(params, 0.05, average=gadam.Averaging(start=1))
+    foreign = gadam.IterateAverage(optimizer, gadam.Averaging(start=1))
+    iterates = train(optimizer, params, 20)
+    with foreign.applied():
+        state = optimizer.state_dict()["state"][0]["average"].clone()
+    torch.testing.assert_close(state, torch.stack([i[0] for i in iterates]).mean(0))
+
+
+def test_a_gradient_without_an_average_of_its_own():
+    params = parameters()
+    optimizer = gadam.Gadam(params, 0.05)
+    train(optimizer, params, 3)
+    params[0].requires_grad_(False)
+    optimizer.average.begin()
+    for step in range(4, 20):
+        set_gradients(params, step)  # params[0] keeps getting one
+        optimizer.step()
+    assert optimizer.average.count == 16

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
-from gadam._local import agree_on_all
+from gadam._local import local, lowest
 from gadam.average.iterate import IterateAverage, is_slot
 from gadam.average.progress import Progress
 
@@ -29,8 +30,11 @@ class BuiltInAverage(IterateAverage):
     HOLD_BACK_AFTER = 8  # samples that nobody has looked at
 
     def _open_store(self) -> None:
-        self._pending = self._folding = False
+        self._pending = False  # a sample is held back
+        self._folding: list[Tensor] | None = None  # parameters taken in by the step under way
+        self._versions: list[int] = []  # of the parameters, as the average last saw them
         self._unseen = 0
+        self._may_hold_back = True
         blank = self._blank_progress()
         self._seen = (blank, blank.pack())
         self.optimizer.param_groups[0][PROGRESS] = self._seen[1]
@@ -38,37 +42,69 @@ class BuiltInAverage(IterateAverage):
     # A step of the compiled kernel is one pass over memory, and says only at its end whether the
     # weights are finite. So in a run of steps in which nobody looks at the average a sample is held
     # back, and taken in by the next step's pass, which reads those weights anyway; or as soon as
-    # anyone looks.
+    # anyone looks. Where it shows that somebody changes the weights between steps, no sample is held
+    # back any more.
+
+    def _changed(self, by: int) -> bool:
+        """Whether a parameter was written to other than ``by`` times since versions were noted."""
+        return [_version(p) - by for p in self._averaged()] != self._versions
+
+    def _note_versions(self) -> None:
+        self._versions = [_version(p) for p in self._averaged()]
 
     def _take_due_sample(self) -> None:
         params = self._averaged()
         finite: bool | None = getattr(self.optimizer, "_finite", None)
-        if finite is None or any(p.grad is None for p in params):  # not looked at, or not at all
+        # The kernel's word counts where it looked at all of the parameters, and last.
+        looked = not any(p.grad is None for p in params) and not self._changed(by=1)
+        word = None if finite is None or not looked else finite
+        agreed = lowest({None: 0, False: 1, True: 2}[word], params)
+        if agreed == 0:
             self._sample()
             return
         self._unseen += 1
-        if not agree_on_all(finite, params):
+        if agreed == 1:
             self._progress = replace(self._progress, skipped=self._progress.skipped + 1)
-        elif self._unseen > self.HOLD_BACK_AFTER and self.averaging.weighting.copies == 1:
+        elif (
+            self._may_hold_back
+            and self._unseen > self.HOLD_BACK_AFTER
+            and self.averaging.weighting.copies == 1
+        ):
             self._pending = True
+            self._note_versions()
         else:
             self._sample(known_finite=True)
 
     @torch._disable_dynamo
     def _before_step(self, *arguments: Any) -> None:
         super()._before_step(*arguments)
-        _, args, kwargs = arguments
-        closure = args[1:] or kwargs.get("closure")
-        # Whatever the kernel will not walk through must be taken in now.
-        if self._pending and (closure or any(p.grad is None for p in self._averaged())):
+        if self._folding:  # the last step failed on its way: take in what it had not come to
+            done = set(self._folding)
+            weight = self.averaging.weighting.newest(self._progress.count + 1)
+            for p in self._averaged():
+                if p not in done:
+                    average = local(self._state[p]["average"])
+                    average.lerp_(local(p).detach().to(average.device, average.dtype), weight)
+            self._progress = replace(self._progress, count=self._progress.count + 1)
+            self._pending = False
+        if self._pending and self._changed(by=0):
+            self._may_hold_back = False
             self.flush()
-        self._folding = self._pending
+        self._folding = [] if self._pending else None
+        self._note_versions()
         self.optimizer._finite = None  # type: ignore[attr-defined]
 
     def to_fold(self, params: list[Tensor]) -> tuple[list[Tensor] | None, float]:
         """What the step under way has to take these parameters into, and with what weight."""
-        if not self._folding:
+        if self._folding is None:
             return None, 0.0
+        if not self._folding:  # before the first group, with all gradients there
+            with_gradient = {p for p in self._params() if p.grad is not None}
+            if with_gradient != set(self._averaged()):  # the kernel will not walk through all
+                self._folding = None
+                self.flush()
+                return None, 0.0
+        self._folding += params
         weight = self.averaging.weighting.newest(self._progress.count + 1)
         return [self._state[p]["average"] for p in params], weight
 
@@ -78,9 +114,10 @@ class BuiltInAverage(IterateAverage):
         if self._folding and not (found_inf is not None and bool(found_inf)):
             self._progress = replace(self._progress, count=self._progress.count + 1)
             self._pending = False
-        self._folding = False
+        self._folding = None
         super()._after_step(*arguments)
 
+    @torch.no_grad()
     def flush(self) -> None:
         """Take in the sample that is held back: somebody looks."""
         self._unseen = 0
@@ -89,7 +126,7 @@ class BuiltInAverage(IterateAverage):
             self._sample()
 
     def _install(self, *arguments: Any) -> None:
-        self._pending = False
+        self._pending, self._folding = False, None
         super()._install(*arguments)
 
     def reopen_store(self) -> None:
@@ -154,3 +191,8 @@ class BuiltInAverage(IterateAverage):
             for i, state in states.items()
         }
         return {**state_dict, "state": rest}, restore
+
+
+def _version(p: Tensor) -> int:
+    """How often the parameter's memory has been written to, as far as autograd knows."""
+    return p._version if type(p) is Parameter else local(p)._version

@@ -57,7 +57,7 @@ class IterateAverage:
             raise TypeError(f"averaging must be a gadam.Averaging, not {averaging!r}")
         self._raw: dict[Tensor, Tensor] = {}  # parameters and buffers, while applied
         self._warned = False
-        self._allocated: list[bool] = []
+        self._allocated: tuple[list[bool], int] = ([], 0)  # for whom, in a state of what size
         self._with_buffers: list[Tensor] | None = None
         self._open_store()
         self._attach()
@@ -108,7 +108,7 @@ class IterateAverage:
         """Give a buffer to each parameter that is open to training and has none."""
         params = self._params()
         trainable = [p.requires_grad for p in params]
-        if trainable == self._allocated:
+        if (trainable, len(self._state)) == self._allocated:
             return
         state, names, count = self._state, self._slots(), self._progress.count
         for p in params:
@@ -120,7 +120,7 @@ class IterateAverage:
                 if count:
                     local(buffer).copy_(local(p))
                 state[p][name] = buffer
-        self._allocated = trainable
+        self._allocated = (trainable, len(state))
         self._with_buffers = None
 
     # ------------------------------------------------------------------------------- stepping
@@ -347,6 +347,10 @@ class IterateAverage:
             raise RuntimeError("averaged weights are already applied: applied() does not nest")
         if batchnorm is not None and model is None:
             raise ValueError("batchnorm needs the model whose statistics to refresh: pass model=")
+        # What another average of this optimiser holds back must not see these weights.
+        own = getattr(self.optimizer, "average", None)
+        if isinstance(own, IterateAverage):
+            own.flush()
         params = self._averaged() if self.count else []
         buffers = _Buffers(model)
         kept = False
@@ -492,7 +496,7 @@ class IterateAverage:
             if p in prepared:
                 self._state[p].update(prepared[p])
         self._progress = progress
-        self._allocated = []
+        self._allocated = ([], 0)
         self._with_buffers = None
         # Room that was there is there again. Values wait for the next step: the weights may not have
         # been loaded yet.

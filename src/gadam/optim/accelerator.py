@@ -109,7 +109,10 @@ def _kernel() -> Any:
             g = g + weight_decay * p
         m = tl.load(exp_avg_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
         v = tl.load(exp_avg_sq_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
-        m = m + one_minus_beta1 * (g - m)
+        # as torch's lerp, which keeps the gradient's digits where beta1 is small
+        near = m + one_minus_beta1 * (g - m)
+        far = g - (1.0 - one_minus_beta1) * (g - m)
+        m = tl.where(one_minus_beta1 < 0.5, near, far)
         v = v * beta2 + one_minus_beta2 * g * g
         tl.store(exp_avg_ptr + offsets, m.to(exp_avg_ptr.dtype.element_ty), mask=mask)
         tl.store(exp_avg_sq_ptr + offsets, v.to(exp_avg_sq_ptr.dtype.element_ty), mask=mask)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import multiprocessing
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from importlib.machinery import EXTENSION_SUFFIXES
 from itertools import chain
 from operator import attrgetter, is_, itemgetter
 from pathlib import Path
@@ -18,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Prepared", "describe", "is_available", "laid_out_alike", "serves"]
+__all__ = ["Prepared", "counts_steps", "describe", "is_available", "laid_out_alike", "serves"]
 
 _TYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 
@@ -42,15 +44,11 @@ class _Job(ctypes.Structure):
 @functools.cache
 def _library() -> tuple[Any, str]:
     """The kernel, or None, and what there is to say of it."""
-    files = [
-        path
-        for path in Path(__file__).parents[1].glob("_kernel*")
-        if path.suffix in (".so", ".pyd", ".dylib")
-    ]
-    if not files:
+    file = Path(__file__).parents[1] / f"_kernel{EXTENSION_SUFFIXES[0]}"
+    if not file.exists():
         return None, "not built (no compiler was found when gadam was installed)"
     try:
-        library = ctypes.CDLL(str(files[0]))
+        library = ctypes.CDLL(str(file))
         library.gadam_open.restype = ctypes.c_char_p
         library.gadam_job_size.restype = ctypes.c_int64
         library.gadam_step.argtypes = [ctypes.POINTER(_Job)]
@@ -61,6 +59,14 @@ def _library() -> tuple[Any, str]:
         return None, f"cannot be loaded ({error})"
     threads = "OpenMP" if library.gadam_has_openmp() else "one thread"
     return library, f"{instructions}, {threads}"
+
+
+# OpenMP's threads do not survive a fork: the kernel notes its process when it is opened, so that must
+# be before any fork; and a forked worker that opens it first must not start threads at all.
+_FORKED = multiprocessing.parent_process() is not None and (
+    multiprocessing.get_start_method(allow_none=True) == "fork"
+)
+_library()
 
 
 def is_available() -> bool:
@@ -75,7 +81,15 @@ def describe() -> str:
 
 def serves(params: list[Tensor]) -> bool:
     """Whether the kernel knows these tensors' place and type."""
-    return is_available() and all(p.is_cpu and p.dtype in _TYPES for p in params)
+    return is_available() and all(p.is_cpu and p.dtype in _TYPES and _is_plain(p) for p in params)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether what stands in memory is the tensor: no subclass, no lazy negative, no lazy zero."""
+    return type(tensor) in _PLAIN and not tensor.is_neg() and not tensor._is_zerotensor()
+
+
+_PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def laid_out_alike(p: Tensor, others: tuple[Tensor, ...]) -> bool:
@@ -87,12 +101,22 @@ def laid_out_alike(p: Tensor, others: tuple[Tensor, ...]) -> bool:
         or torch.empty_like(p).stride() == stride
     )
     return dense and all(
-        other.stride() == stride and other.dtype == p.dtype and other.device == p.device
+        other.shape == p.shape
+        and other.stride() == stride
+        and other.dtype == p.dtype
+        and other.device == p.device
+        and _is_plain(other)
         for other in others
     )
 
 
+def counts_steps(step: Tensor) -> bool:
+    """Whether the kernel can count steps in this tensor."""
+    return step.is_cpu and step.dtype in (torch.float32, torch.float64) and _is_plain(step)
+
+
 _kind = attrgetter("layout", "dtype", "is_cpu")  # of a tensor
+_shape = attrgetter("shape")
 
 
 def _addresses(tensors: Iterable[Tensor]) -> array[int]:
@@ -118,19 +142,24 @@ class Prepared:
         self.row = itemgetter(*names)
         self.pointers = self._pointers(params)
         self.strides = list(map(Tensor.stride, params))
+        self.shapes = list(map(_shape, params))
         self.numel = array("q", map(Tensor.numel, params))
         self.dtype, self.step_dtype = params[0].dtype, states[0]["step"].dtype
 
     def _pointers(self, params: list[Tensor]) -> array[int]:
-        return _addresses(chain(params, chain.from_iterable(map(self.row, self.states))))
+        """Addresses and, for equal addresses do not make equal tensors, sizes."""
+        tensors = [*params, *chain.from_iterable(map(self.row, self.states))]
+        return _addresses(tensors) + array("Q", map(Tensor.numel, tensors))
 
-    def still_hold(self, params: list[Tensor]) -> bool:
-        """Whether these are the parameters, and all tensors are where they were."""
+    def still_hold(self, params: list[Tensor], state: Mapping[Tensor, dict[str, Tensor]]) -> bool:
+        """Whether these are the parameters and states, and all tensors are where and what they were."""
         try:
             return (
                 len(params) == len(self.params)
                 and all(map(is_, params, self.params))
+                and all(map(is_, map(state.get, params), self.states))
                 and self._pointers(params) == self.pointers
+                and self.fit(params, self.dtype)
             )
         except KeyError:
             return False
@@ -139,7 +168,11 @@ class Prepared:
         """Whether these lie beside the parameters: on the CPU, of this type, laid out alike."""
         return (
             set(map(_kind, tensors)) == {(torch.strided, dtype, True)}
+            and set(map(type, tensors)) <= set(_PLAIN)
+            and list(map(_shape, tensors)) == self.shapes
             and list(map(Tensor.stride, tensors)) == self.strides
+            and not any(map(Tensor.is_neg, tensors))
+            and not any(map(Tensor._is_zerotensor, tensors))
         )
 
     def fit_averages(self, averages: list[Tensor]) -> bool:
@@ -172,6 +205,9 @@ class Prepared:
         """
         gradient_addresses = _addresses(grads)
         average_addresses = _addresses(averages or [])
+        for addresses in (self.pointers[: len(grads)], gradient_addresses, average_addresses):
+            if 0 in addresses and any(n and not a for n, a in zip(self.numel, addresses)):
+                raise RuntimeError("the fused step was given a tensor without memory")
         first = self.pointers.buffer_info()[0]
         job = _Job(
             len(self.params),
@@ -194,11 +230,11 @@ class Prepared:
             amsgrad,
             form == "paper",
             averages is not None,
-            torch.get_num_threads(),
+            1 if _FORKED else torch.get_num_threads(),
             0,
         )
         if _library()[0].gadam_step(ctypes.byref(job)) != 0:
             raise MemoryError("the fused step could not allocate its tables")
         # The tensors were changed behind autograd's back: tell it.
-        torch.autograd.graph.increment_version(self.params)
+        torch.autograd.graph.increment_version([*self.params, *(averages or [])])
         return not job.not_finite

@@ -18,7 +18,7 @@ from torch.optim.optimizer import (
     _use_grad_for_differentiable,
 )
 
-from gadam.optim.cpu import Prepared
+from gadam.optim.cpu import Prepared, counts_steps
 from gadam.optim.update import FORMS, Form, check_tensor_arguments, padam
 
 __all__ = ["Padam", "PadamW"]
@@ -209,10 +209,11 @@ class Padam(Optimizer):
                 if group["fused"]:
                     _device_dtype_check_for_fused(p)
                 on_device = group["capturable"] or group["fused"]
-                state["step"] = torch.zeros(
-                    (),
-                    dtype=_get_scalar_dtype(is_fused=group["fused"]),
-                    device=p.device if on_device else "cpu",
+                dtype = _get_scalar_dtype(is_fused=group["fused"])
+                state["step"] = (
+                    torch.zeros((), dtype=dtype, device=p.device)
+                    if on_device
+                    else torch.tensor(0.0, dtype=dtype, device="cpu")  # known even to fake tensors
                 )
                 state["exp_avg"] = torch.zeros_like(p, memory_format=torch.preserve_format)
                 state["exp_avg_sq"] = torch.zeros_like(p, memory_format=torch.preserve_format)
@@ -313,11 +314,13 @@ class Padam(Optimizer):
     def _prepare(self, group: dict[str, Any]) -> None:
         """After the kernel has served a group: keep what it needs for the next step."""
         params: list[Tensor] = group["params"]
-        states = [self.state[p] for p in params]
+        states = [self.state.get(p, {}) for p in params]
         names = ("exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if group["amsgrad"] else []), "step")
         tensors = [state.get(name) for state in states for name in names]
-        same_type = len({p.dtype for p in params}) == 1
-        if same_type and all(type(t) is Tensor for t in tensors):  # neither missing nor a DTensor
+        if any(type(t) is not Tensor for t in tensors):  # missing, or a DTensor
+            return
+        types = {(p.dtype, state["step"].dtype) for p, state in zip(params, states)}
+        if len(types) == 1 and all(counts_steps(state["step"]) for state in states):
             prepared = Prepared(list(params), states, names)
             if all(
                 prepared.fit([state[name] for state in states], prepared.dtype)
@@ -340,18 +343,20 @@ class Padam(Optimizer):
             or getattr(self, "grad_scale", None) is not None
             or len(prepared.names) != (4 if group["amsgrad"] else 3)
             or isinstance(group["betas"][0], Tensor)
+            or not 0.0 <= group["partial"] <= 0.5
         ):
             return None
         params = group["params"]
         grads = [p.grad for p in params]
-        averages, fold_weight = self._to_fold(params)
         if (
             not all(map(is_not, grads, repeat(None)))
-            or not prepared.still_hold(params)
+            or not prepared.still_hold(params, self.state)
             or not prepared.fit(grads, prepared.dtype)
-            or (averages is not None and not prepared.fit_averages(averages))
         ):
             del self._prepared[id(group)]
+            return None
+        averages, fold_weight = self._to_fold(params)
+        if averages is not None and not prepared.fit_averages(averages):
             return None
         return prepared.step(
             grads,

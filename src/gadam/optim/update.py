@@ -284,15 +284,19 @@ def _fused_padam(
     their parameters first, and a parameter with gaps goes to the reference.
     """
     lists = [params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps]
+    by_kernel = cpu.serves(params) and 0.0 <= kwargs["partial"] <= 0.5
     aligned = [
-        grad if grad.stride() == p.stride() else torch.empty_like(p).copy_(grad)
+        grad
+        if grad.stride() == p.stride() or grad.shape != p.shape
+        else torch.empty_like(p).copy_(grad)
         for p, grad in zip(params, grads)
     ]
     alike: defaultdict[Any, list[int]] = defaultdict(list)  # by types
     rest: list[int] = []
     for i, p in enumerate(params):
         moments = (exp_avgs[i], exp_avg_sqs[i], *(max_exp_avg_sqs[i : i + 1]))
-        if cpu.laid_out_alike(p, (aligned[i], *moments)):
+        countable = not by_kernel or cpu.counts_steps(state_steps[i])
+        if countable and cpu.laid_out_alike(p, (aligned[i], *moments)):
             alike[p.dtype, state_steps[i].dtype].append(i)
         else:
             rest.append(i)
@@ -300,7 +304,6 @@ def _fused_padam(
     def pick(tensors: list[Tensor], indices: list[int]) -> list[Tensor]:
         return [tensors[i] for i in indices] if tensors else []
 
-    by_kernel = cpu.serves(params)
     if by_kernel or rest:
         if found_inf is not None and bool(found_inf):
             return None
