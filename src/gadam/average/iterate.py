@@ -7,16 +7,18 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gadam._local import all_finite, any_nonzero, local, new_like
-from gadam.average.batchnorm import Batches, refresh_batchnorm
 from gadam.average.plan import Averaging, Trigger
 from gadam.average.progress import Phase, Progress
+
+if TYPE_CHECKING:
+    from gadam.average.batchnorm import Batches
 
 __all__ = ["IterateAverage", "is_rehearsal", "is_slot"]
 
@@ -368,6 +370,8 @@ class IterateAverage:
                     self._raw[p] = local(p).detach().clone()
                     local(p).copy_(self._value(p))
             if batchnorm is not None and model is not None:
+                from gadam.average.batchnorm import refresh_batchnorm  # not everybody wants it
+
                 refresh_batchnorm(model, batchnorm)
             yield keep
         finally:

@@ -1,11 +1,10 @@
-"""Optimisers: the Adam-family update, with the average built in, and Lookahead."""
+"""Optimisers: the Adam-family update, and with the average built in."""
 
-from gadam.optim import accelerator, cpu
+from gadam.optim import cpu
 from gadam.optim.gadam import Gadam, GadamX
-from gadam.optim.lookahead import Lookahead
 from gadam.optim.padam import Padam, PadamW
 
-__all__ = ["Gadam", "GadamX", "Lookahead", "Padam", "PadamW", "backends"]
+__all__ = ["Gadam", "GadamX", "Padam", "PadamW", "backends"]
 
 
 def backends() -> dict[str, str]:
@@ -16,6 +15,8 @@ def backends() -> dict[str, str]:
         >>> sorted(gadam.backends())
         ['accelerator', 'cpu']
     """
+    from gadam.optim import accelerator
+
     return {
         "cpu": cpu.describe(),
         "accelerator": accelerator.describe(),

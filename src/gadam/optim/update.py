@@ -26,7 +26,7 @@ from torch.optim.optimizer import (
 )
 
 from gadam._local import local
-from gadam.optim import accelerator, cpu
+from gadam.optim import cpu
 
 __all__ = ["FORMS", "Form", "check_tensor_arguments", "padam"]
 
@@ -355,6 +355,8 @@ def _by_cpu_kernel(
 
 
 def _fused_elsewhere(lists: list[list[Tensor]], **kwargs: Any) -> None:
+    from gadam.optim import accelerator  # seldom wanted, and each module costs import time
+
     partial, form = kwargs["partial"], kwargs["form"]
     if partial == 0.5 and form == "official":
         torch_adam: Callable[..., None] = adam
