@@ -159,7 +159,8 @@ class Prepared:
                 and all(map(is_, params, self.params))
                 and all(map(is_, map(state.get, params), self.states))
                 and self._pointers(params) == self.pointers
-                and self.fit(params, self.dtype)
+                and list(map(Tensor.stride, params)) == self.strides
+                and list(map(_shape, params)) == self.shapes
             )
         except KeyError:
             return False
@@ -172,7 +173,7 @@ class Prepared:
             and list(map(_shape, tensors)) == self.shapes
             and list(map(Tensor.stride, tensors)) == self.strides
             and not any(map(Tensor.is_neg, tensors))
-            and not any(map(Tensor._is_zerotensor, tensors))
+            and (0 not in _addresses(tensors) or not any(map(Tensor._is_zerotensor, tensors)))
         )
 
     def fit_averages(self, averages: list[Tensor]) -> bool:
