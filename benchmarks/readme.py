@@ -46,7 +46,8 @@ def step_time(report: dict[str, Any]) -> str:
         f"{machine['threads']} threads of {machine['processor']} ({machine['kernel']}), torch "
         f"{versions['torch']}, schedulefree {versions['schedulefree']}, pytorch_optimizer "
         f"{versions['pytorch_optimizer']}; torch's fused AdamW takes {base}. From "
-        "`results/step-time.json`, written by `gadam bench --json results/step-time.json`. The "
+        f"`results/step-time.json`, written by `gadam bench --threads {machine['threads']} --repetitions "
+        f"{networks[0]['repetitions']} --json results/step-time.json`. The "
         "machine is shared: its memory and clock vary by a third within minutes, and ratios by a tenth, "
         "that of p = 0.2, which computes most, by more.",
     ]
