@@ -4,7 +4,8 @@
  *   STORE, REAL           how the tensors are stored, and in what they are computed
  *   LOAD(x), SAVE(x)      between the two
  *   SQRT(x)               of REAL
- *   POWER(x), EIGHTH(x)   x to the exponent, and to -1/4, of a positive and normal x
+ *   POWER(x)              x to the exponent, of a positive and normal x
+ *   EIGHTH(x), FIFTH(x)   to -1/4 and to -2/5, the exponents at p = 1/8 and p = 1/5, likewise
  *   ANY_POWER(x)          x to the exponent, of any x
  *   ROOT_CORRECTED(x)     x / sqrt(1 - beta2^t)
  *   BITS                  the integer as wide as REAL
@@ -17,14 +18,14 @@
  * The average, where there is one to `fold` the parameters into, is of type REAL. Gives the largest
  * magnitude of a new parameter.
  *
- * It is written for a compiler to vectorise: no branch depends on an element, and mode, amsgrad and
- * fold are constants wherever it is inlined. A block is gone through twice, while it is in the
+ * It is written for a compiler to vectorise: no branch depends on an element, and mode, amsgrad, fold
+ * and any_weight are constants wherever it is inlined. A block is gone through twice, while it is in the
  * innermost cache: the chain from gradient to weight is too long to keep a processor busy.
  */
 ALWAYS_INLINE int64_t RUN(const Coefficients *c, STORE *restrict param, const STORE *restrict grad,
                           STORE *restrict exp_avg, STORE *restrict exp_avg_sq,
                           STORE *restrict max_exp_avg_sq, REAL *restrict average, int64_t n,
-                          const int mode, const int amsgrad, const int fold)
+                          const int mode, const int amsgrad, const int fold, const int any_weight)
 {
     const Coefficients k = *c;
     const REAL sign = (REAL)k.grad_factor, l2 = (REAL)k.l2, keep = (REAL)k.keep;
@@ -34,8 +35,9 @@ ALWAYS_INLINE int64_t RUN(const Coefficients *c, STORE *restrict param, const ST
     const REAL inverse_root2 = (REAL)(1.0 / k.root_correction2);
     /* Masks where a choice is the same for all elements: compilers tend to make two loops of an `if`,
      * and to vectorise one of them. */
-    const BITS has_l2 = k.l2 != 0.0 ? -1 : 0, from_average = k.fold_weight < 0.5 ? -1 : 0;
-    const BITS from_moment = k.one_minus_beta1 < 0.5 ? -1 : 0;
+    const BITS has_l2 = k.l2 != 0.0 ? -1 : 0;
+    const BITS from_average = !any_weight || k.fold_weight < 0.5 ? -1 : 0;
+    const BITS from_moment = !any_weight || k.one_minus_beta1 < 0.5 ? -1 : 0;
     const REAL share = (REAL)(from_average ? k.fold_weight : k.fold_weight - 1.0);
     const REAL share1 = (REAL)(from_moment ? k.one_minus_beta1 : k.one_minus_beta1 - 1.0);
     REAL denominator[BLOCK]; /* or what is to be raised to a power for it */
@@ -58,8 +60,7 @@ ALWAYS_INLINE int64_t RUN(const Coefficients *c, STORE *restrict param, const ST
                 const REAL a = a_[i];
                 a_[i] = EITHER(from_average, a, p) + share * (p - a);
             }
-            REAL g = LOAD(g_[i]) * sign;
-            g += ONLY_IF(has_l2, l2 * p);
+            const REAL g = LOAD(g_[i]) * sign + l2 * ONLY_IF(has_l2, p);
             REAL m = LOAD(m_[i]), v = LOAD(v_[i]);
             m = EITHER(from_moment, m, g) + share1 * (g - m);
             v = v * beta2 + new2 * g * g;
@@ -112,6 +113,8 @@ ALWAYS_INLINE int64_t RUN(const Coefficients *c, STORE *restrict param, const ST
             APPLY(*ANY_POWER(d))
         } else if (mode == MODE_EIGHTH) {
             APPLY(*EIGHTH(d))
+        } else if (mode == MODE_FIFTH) {
+            APPLY(*FIFTH(d))
         } else {
             APPLY(*POWER(d))
         }
@@ -128,6 +131,7 @@ ALWAYS_INLINE int64_t RUN(const Coefficients *c, STORE *restrict param, const ST
 #undef SQRT
 #undef POWER
 #undef EIGHTH
+#undef FIFTH
 #undef ANY_POWER
 #undef ROOT_CORRECTED
 #undef BITS

@@ -17,7 +17,7 @@
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 #define PREFETCH(address) __builtin_prefetch(address, 1)
 
-enum { MODE_HALF, MODE_EIGHTH, MODE_PARTIAL, MODE_PAPER };
+enum { MODE_HALF, MODE_EIGHTH, MODE_FIFTH, MODE_PARTIAL, MODE_PAPER }; /* by p; or the paper's form */
 enum { BLOCK = 128, LINE = 64 /* bytes of a cache line */ };
 enum { TYPE_F32, TYPE_F64, TYPE_BF16, TYPE_F16 };
 
@@ -124,6 +124,17 @@ ALWAYS_INLINE float eighth_f32(float x)
     return z + z * (h * (0.25f + 0.15625f * h));
 }
 
+/* x^(-2/5), the paper's p for language, likewise: z near x^(-1/5), h = 1 - x z^5. */
+ALWAYS_INLINE float fifth_f32(float x)
+{
+    float z = as_float((int32_t)(1277950000.0f - 0.2f * (float)float_bits(x)));
+    float z2 = z * z, h = 1.0f - (x * z) * (z2 * z2);
+    z += z * (h * (0.2f + 0.12f * h));
+    z2 = z * z;
+    h = 1.0f - (x * z) * (z2 * z2);
+    return z2 + z2 * (h * (0.4f + 0.28f * h));
+}
+
 ALWAYS_INLINE double power_f64(double x, Exponent exponent)
 {
     const int tiny = x < 2.2250738585072014e-308;
@@ -225,6 +236,7 @@ ALWAYS_INLINE uint16_t save_f16(float x)
 #define SQRT sqrtf
 #define POWER POWER_F32
 #define EIGHTH eighth_f32
+#define FIFTH fifth_f32
 #define ANY_POWER ANY_POWER_F32
 #define ROOT_CORRECTED TIMES_INVERSE
 #define BITS int32_t
@@ -244,6 +256,7 @@ ALWAYS_INLINE uint16_t save_f16(float x)
 #define SQRT sqrt
 #define POWER(x) power_f64(x, k.exponent)
 #define EIGHTH(x) (1.0 / sqrt(sqrt(x)))
+#define FIFTH POWER
 #define ANY_POWER POWER
 #define ROOT_CORRECTED(x) ((x) / root2)
 #define BITS int64_t
@@ -263,6 +276,7 @@ ALWAYS_INLINE uint16_t save_f16(float x)
 #define SQRT sqrtf
 #define POWER POWER_F32
 #define EIGHTH eighth_f32
+#define FIFTH fifth_f32
 #define ANY_POWER ANY_POWER_F32
 #define ROOT_CORRECTED TIMES_INVERSE
 #define BITS int32_t
@@ -282,6 +296,7 @@ ALWAYS_INLINE uint16_t save_f16(float x)
 #define SQRT sqrtf
 #define POWER POWER_F32
 #define EIGHTH eighth_f32
+#define FIFTH fifth_f32
 #define ANY_POWER ANY_POWER_F32
 #define ROOT_CORRECTED TIMES_INVERSE
 #define BITS int32_t
@@ -307,7 +322,7 @@ typedef int64_t Run(const Coefficients *, void *param, void *grad, void *exp_avg
         void *max_exp_avg_sq, void *average, int64_t n)                                             \
     {                                                                                               \
         return run_##type(c, param, grad, exp_avg, exp_avg_sq, max_exp_avg_sq, average, n, mode,    \
-                          amsgrad, fold);                                                           \
+                          amsgrad, fold, any_weight_##set);                                         \
     }
 #define OF_MODE(TARGET, set, type, mode)                                                            \
     VARIANT(TARGET, set, type, mode, 0, 0)                                                          \
@@ -317,6 +332,7 @@ typedef int64_t Run(const Coefficients *, void *param, void *grad, void *exp_avg
 #define OF_TYPE(TARGET, set, type)                                                                  \
     OF_MODE(TARGET, set, type, MODE_HALF)                                                           \
     OF_MODE(TARGET, set, type, MODE_EIGHTH)                                                         \
+    OF_MODE(TARGET, set, type, MODE_FIFTH)                                                          \
     OF_MODE(TARGET, set, type, MODE_PARTIAL)                                                        \
     OF_MODE(TARGET, set, type, MODE_PAPER)
 #define NAMES_OF_MODE(set, type, mode)                                                              \
@@ -327,10 +343,11 @@ typedef int64_t Run(const Coefficients *, void *param, void *grad, void *exp_avg
 #define NAMES_OF_TYPE(set, type)                                                                    \
     {                                                                                               \
         NAMES_OF_MODE(set, type, MODE_HALF), NAMES_OF_MODE(set, type, MODE_EIGHTH),                 \
-            NAMES_OF_MODE(set, type, MODE_PARTIAL), NAMES_OF_MODE(set, type, MODE_PAPER)            \
+            NAMES_OF_MODE(set, type, MODE_FIFTH), NAMES_OF_MODE(set, type, MODE_PARTIAL),           \
+            NAMES_OF_MODE(set, type, MODE_PAPER)                                                    \
     }
 
-typedef Run *Table[4][4][2][2]; /* by type, mode, amsgrad, fold */
+typedef Run *Table[4][5][2][2]; /* by type, mode, amsgrad, fold */
 
 #define INSTRUCTION_SET(set, TARGET)                                                                \
     OF_TYPE(TARGET, set, f32)                                                                       \
@@ -339,6 +356,10 @@ typedef Run *Table[4][4][2][2]; /* by type, mode, amsgrad, fold */
     OF_TYPE(TARGET, set, f16)                                                                       \
     static Table set = {NAMES_OF_TYPE(set, f32), NAMES_OF_TYPE(set, f64), NAMES_OF_TYPE(set, bf16),  \
                         NAMES_OF_TYPE(set, f16)};
+
+/* torch's lerp has two forms, one exact at weight 0, the other at 1. The faster sets know only the
+ * first, that of a weight below 1/2: an unusual beta1 or fold weight goes to the baseline. */
+enum { any_weight_baseline = 1, any_weight_avx2 = 0, any_weight_avx512 = 0 };
 
 INSTRUCTION_SET(baseline, )
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -443,8 +464,11 @@ static int run_chunk(const Job *job, const Coefficients *c, const int64_t *offse
     const int mode = job->paper              ? MODE_PAPER
                      : job->partial == 0.5   ? MODE_HALF
                      : job->partial == 0.125 ? MODE_EIGHTH
+                     : job->partial == 0.2   ? MODE_FIFTH
                                              : MODE_PARTIAL;
-    Run *run = (*variants)[job->type][mode][job->amsgrad != 0][job->fold != 0];
+    const int unusual = 1.0 - job->beta1 >= 0.5 || (job->fold && job->fold_weight >= 0.5);
+    Table *table = unusual ? &baseline : variants;
+    Run *run = (*table)[job->type][mode][job->amsgrad != 0][job->fold != 0];
     const int64_t width = item_size[job->type], wide = job->type == TYPE_F64 ? 8 : 4;
     int64_t from = chunk * CHUNK, to = from + CHUNK, low = 0, high = job->tensors, worst = 0;
     while (high - low > 1) { /* the last tensor that begins at or before `from` */

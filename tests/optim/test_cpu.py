@@ -69,6 +69,24 @@ def test_power_at_the_edges(dtype):
     same(power(x, 0.0), torch.ones(3, dtype=dtype))
 
 
+@pytest.mark.parametrize("partial", [0.125, 0.2, 0.21])
+def test_the_step_divides_by_a_power_good_to_some_ulp(partial):
+    """The roots of p = 1/8 and 1/5 have code of their own, reached only through a step."""
+    x = torch.arange(0x00800000, 0x7F000000, 4099, dtype=torch.int32).view(torch.float32)
+    p = torch.nn.Parameter(torch.zeros_like(x))
+    p.grad = torch.zeros_like(x)
+    optimizer = gadam.Padam([p], lr=1.0, partial=partial, eps=0.0, fused=True)
+    optimizer.state[p] = {
+        "step": torch.tensor(1e9),
+        "exp_avg": torch.ones_like(x),
+        "exp_avg_sq": x.clone(),
+    }
+    optimizer.step()
+    v = optimizer.state[p]["exp_avg_sq"].double()
+    exact = -optimizer.state[p]["exp_avg"].double() * v.sqrt().pow(-2 * partial)
+    assert ((p.detach() - exact) / exact).abs().max() < 4 * torch.finfo(torch.float32).eps
+
+
 # ------------------------------------------------------------------------- against the reference
 
 FLOATS = st.one_of(
@@ -104,12 +122,13 @@ def both(
     maximize=st.booleans(),
     weight_decay=st.sampled_from([0.0, 0.1]),
     dtype=st.sampled_from([torch.float32, torch.float64]),
+    beta1=st.sampled_from([0.9, 0.5, 0.3, 0.0]),
 )
-@example([[0.0] * 11], 0.125, "official", 0.0, False, True, False, 0.0, torch.float32)
-@example([[1e-45] * 11] * 2, 0.2, "paper", 0.0, True, False, True, 0.1, torch.float32)
-@example([[1e30] * 11] * 2, 0.125, "official", 1e-8, True, True, False, 0.1, torch.float32)
+@example([[0.0] * 11], 0.125, "official", 0.0, False, True, False, 0.0, torch.float32, 0.9)
+@example([[1e-45] * 11] * 2, 0.2, "paper", 0.0, True, False, True, 0.1, torch.float32, 0.9)
+@example([[1e30] * 11] * 2, 0.125, "official", 1e-8, True, True, False, 0.1, torch.float32, 0.0)
 def test_equals_the_reference_wherever_one_looks(
-    gradients, partial, form, eps, amsgrad, decoupled, maximize, weight_decay, dtype
+    gradients, partial, form, eps, amsgrad, decoupled, maximize, weight_decay, dtype, beta1
 ):
     """To 1e-5 (float32) and 1e-12 (float64) relative, and NaN and infinities in the same places."""
     reference, fused = both(
@@ -123,6 +142,7 @@ def test_equals_the_reference_wherever_one_looks(
         decoupled_weight_decay=decoupled,
         maximize=maximize,
         weight_decay=weight_decay,
+        betas=(beta1, 0.999),
     )
     tolerance = 1e-5 if dtype == torch.float32 else 1e-12
     for name, expected in reference.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -47,10 +48,10 @@ class BuiltInAverage(IterateAverage):
 
     def _changed(self, by: int) -> bool:
         """Whether a parameter was written to other than ``by`` times since versions were noted."""
-        return [_version(p) - by for p in self._averaged()] != self._versions
+        return _versions(self._averaged()) != [version + by for version in self._versions]
 
     def _note_versions(self) -> None:
-        self._versions = [_version(p) for p in self._averaged()]
+        self._versions = _versions(self._averaged())
 
     def _take_due_sample(self) -> None:
         params = self._averaged()
@@ -99,8 +100,10 @@ class BuiltInAverage(IterateAverage):
         if self._folding is None:
             return None, 0.0
         if not self._folding:  # before the first group, with all gradients there
-            with_gradient = {p for p in self._params() if p.grad is not None}
-            if with_gradient != set(self._averaged()):  # the kernel will not walk through all
+            with_gradient = [p for p in self._params() if p.grad is not None]
+            averaged = self._averaged()  # in the same order
+            if len(with_gradient) != len(averaged) or not all(map(is_, with_gradient, averaged)):
+                # the kernel will not walk through all
                 self._folding = None
                 self.flush()
                 return None, 0.0
@@ -193,6 +196,10 @@ class BuiltInAverage(IterateAverage):
         return {**state_dict, "state": rest}, restore
 
 
-def _version(p: Tensor) -> int:
-    """How often the parameter's memory has been written to, as far as autograd knows."""
-    return p._version if type(p) is Parameter else local(p)._version
+_version = attrgetter("_version")
+
+
+def _versions(params: list[Tensor]) -> list[int]:
+    """How often each parameter's memory has been written to, as far as autograd knows."""
+    plain = set(map(type, params)) <= {Parameter}
+    return list(map(_version, params if plain else map(local, params)))

@@ -10,7 +10,7 @@ import ctypes
 import functools
 import multiprocessing
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.machinery import EXTENSION_SUFFIXES
 from itertools import chain
 from operator import attrgetter, is_, itemgetter
@@ -89,7 +89,7 @@ def _is_plain(tensor: Tensor) -> bool:
     return type(tensor) in _PLAIN and not tensor.is_neg() and not tensor._is_zerotensor()
 
 
-_PLAIN = (Tensor, torch.nn.Parameter)
+_PLAIN = {Tensor, torch.nn.Parameter}
 
 
 def laid_out_alike(p: Tensor, others: tuple[Tensor, ...]) -> bool:
@@ -115,8 +115,7 @@ def counts_steps(step: Tensor) -> bool:
     return step.is_cpu and step.dtype in (torch.float32, torch.float64) and _is_plain(step)
 
 
-_kind = attrgetter("layout", "dtype", "is_cpu")  # of a tensor
-_shape = attrgetter("shape")
+_dtype, _is_cpu = attrgetter("dtype"), attrgetter("is_cpu")
 
 
 def _addresses(tensors: Iterable[Tensor]) -> array[int]:
@@ -139,42 +138,57 @@ class Prepared:
         self, params: list[Tensor], states: list[dict[str, Tensor]], names: tuple[str, ...]
     ) -> None:
         self.params, self.states, self.names = params, states, names
-        self.row = itemgetter(*names)
-        self.pointers = self._pointers(params)
+        self._row = itemgetter(*names)
+        rows = list(self._rows())
+        # As long as these live, nobody else is given their memory: where the address of a moment is
+        # still the same, so is its size.
+        self._kept = [tensor.detach() for tensor in rows]
+        self.pointers = _addresses(chain(params, rows))
         self.strides = list(map(Tensor.stride, params))
-        self.shapes = list(map(_shape, params))
         self.numel = array("q", map(Tensor.numel, params))
         self.dtype, self.step_dtype = params[0].dtype, states[0]["step"].dtype
 
-    def _pointers(self, params: list[Tensor]) -> array[int]:
-        """Addresses and, for equal addresses do not make equal tensors, sizes."""
-        tensors = [*params, *chain.from_iterable(map(self.row, self.states))]
-        return _addresses(tensors) + array("Q", map(Tensor.numel, tensors))
+    def _rows(self) -> Iterator[Tensor]:
+        return chain.from_iterable(map(self._row, self.states))
 
     def still_hold(self, params: list[Tensor], state: Mapping[Tensor, dict[str, Tensor]]) -> bool:
         """Whether these are the parameters and states, and all tensors are where and what they were."""
+        if len(params) != len(self.params) or not all(map(is_, params, self.params)):
+            return False
+        # A tensor's hash is slow; mostly the states stand in the parameters' order.
+        if len(state) != len(params) or not all(map(is_, state, params)):
+            states: Iterable[Any] = map(state.get, params)
+        else:
+            states = state.values()
         try:
             return (
-                len(params) == len(self.params)
-                and all(map(is_, params, self.params))
-                and all(map(is_, map(state.get, params), self.states))
-                and self._pointers(params) == self.pointers
-                and list(map(Tensor.stride, params)) == self.strides
-                and list(map(_shape, params)) == self.shapes
+                all(map(is_, states, self.states))
+                and _addresses(chain(params, self._rows())) == self.pointers
+                and self._lie_alike(params)
             )
         except KeyError:
             return False
 
+    def _lie_alike(self, tensors: list[Tensor]) -> bool:
+        """Whether these have the parameters' sizes, in the same order in memory."""
+        return (
+            list(map(Tensor.stride, tensors)) == self.strides
+            and array("q", map(Tensor.numel, tensors)) == self.numel
+        )
+
     def fit(self, tensors: list[Tensor], dtype: torch.dtype) -> bool:
         """Whether these lie beside the parameters: on the CPU, of this type, laid out alike."""
-        return (
-            set(map(_kind, tensors)) == {(torch.strided, dtype, True)}
-            and set(map(type, tensors)) <= set(_PLAIN)
-            and list(map(_shape, tensors)) == self.shapes
-            and list(map(Tensor.stride, tensors)) == self.strides
-            and not any(map(Tensor.is_neg, tensors))
-            and (0 not in _addresses(tensors) or not any(map(Tensor._is_zerotensor, tensors)))
-        )
+        try:
+            return (
+                set(map(type, tensors)) <= _PLAIN
+                and set(map(_dtype, tensors)) == {dtype}
+                and all(map(_is_cpu, tensors))
+                and self._lie_alike(tensors)
+                and not any(map(Tensor.is_neg, tensors))
+                and (0 not in _addresses(tensors) or not any(map(Tensor._is_zerotensor, tensors)))
+            )
+        except RuntimeError:  # a layout without strides or memory
+            return False
 
     def fit_averages(self, averages: list[Tensor]) -> bool:
         """Whether the kernel can take the parameters into these: float64 for float64, else float32."""
