@@ -10,6 +10,7 @@ import importlib
 import importlib.metadata
 import json
 import platform
+import random
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -207,8 +208,12 @@ def _side_by_side(
         steps[name] = step
         rows[name] = {"state bytes per parameter": round(_state_bytes(holder, step, params), 2)}
     times: dict[str, list[float]] = {name: [] for name in steps}
+    # In another order each time: who comes after a wasteful one finds the caches swept.
+    order, shuffle = list(steps), random.Random(0).shuffle
     for _ in range(repetitions):
-        for name, step in steps.items():
+        shuffle(order)
+        for name in order:
+            step = steps[name]
             start = time.perf_counter()
             step()
             times[name].append(time.perf_counter() - start)

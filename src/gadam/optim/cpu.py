@@ -10,17 +10,26 @@ import ctypes
 import functools
 import multiprocessing
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.machinery import EXTENSION_SUFFIXES
 from itertools import chain
-from operator import attrgetter, is_, itemgetter
+from operator import is_, itemgetter
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._dynamo.guards import TensorGuards
 
-__all__ = ["Prepared", "counts_steps", "describe", "is_available", "laid_out_alike", "serves"]
+__all__ = [
+    "Kept",
+    "Prepared",
+    "counts_steps",
+    "describe",
+    "is_available",
+    "laid_out_alike",
+    "serves",
+]
 
 _TYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 
@@ -115,18 +124,12 @@ def counts_steps(step: Tensor) -> bool:
     return step.is_cpu and step.dtype in (torch.float32, torch.float64) and _is_plain(step)
 
 
-_dtype, _is_cpu = attrgetter("dtype"), attrgetter("is_cpu")
-
-
 def _addresses(tensors: Iterable[Tensor]) -> array[int]:
     return array("Q", map(Tensor.data_ptr, tensors))
 
 
 class Prepared:
     """Tensors of one type, laid out alike parameter by parameter, whose addresses are at hand.
-
-    For many small tensors finding the addresses takes longer than the step. They are kept from step
-    to step, and looked at again each time, for an address that no longer holds is another's memory.
 
     Args:
         params: the parameters
@@ -139,60 +142,24 @@ class Prepared:
     ) -> None:
         self.params, self.states, self.names = params, states, names
         self._row = itemgetter(*names)
-        rows = list(self._rows())
-        # As long as these live, nobody else is given their memory: where the address of a moment is
-        # still the same, so is its size.
-        self._kept = [tensor.detach() for tensor in rows]
-        self.pointers = _addresses(chain(params, rows))
-        self.strides = list(map(Tensor.stride, params))
+        self.pointers = self._pointers()
         self.numel = array("q", map(Tensor.numel, params))
         self.dtype, self.step_dtype = params[0].dtype, states[0]["step"].dtype
 
-    def _rows(self) -> Iterator[Tensor]:
-        return chain.from_iterable(map(self._row, self.states))
-
-    def still_hold(self, params: list[Tensor], state: Mapping[Tensor, dict[str, Tensor]]) -> bool:
-        """Whether these are the parameters and states, and all tensors are where and what they were."""
-        if len(params) != len(self.params) or not all(map(is_, params, self.params)):
-            return False
-        # A tensor's hash is slow; mostly the states stand in the parameters' order.
-        if len(state) != len(params) or not all(map(is_, state, params)):
-            states: Iterable[Any] = map(state.get, params)
-        else:
-            states = state.values()
-        try:
-            return (
-                all(map(is_, states, self.states))
-                and _addresses(chain(params, self._rows())) == self.pointers
-                and self._lie_alike(params)
-            )
-        except KeyError:
-            return False
-
-    def _lie_alike(self, tensors: list[Tensor]) -> bool:
-        """Whether these have the parameters' sizes, in the same order in memory."""
-        return (
-            list(map(Tensor.stride, tensors)) == self.strides
-            and array("q", map(Tensor.numel, tensors)) == self.numel
-        )
-
-    def fit(self, tensors: list[Tensor], dtype: torch.dtype) -> bool:
-        """Whether these lie beside the parameters: on the CPU, of this type, laid out alike."""
-        try:
-            return (
-                set(map(type, tensors)) <= _PLAIN
-                and set(map(_dtype, tensors)) == {dtype}
-                and all(map(_is_cpu, tensors))
-                and self._lie_alike(tensors)
-                and not any(map(Tensor.is_neg, tensors))
-                and (0 not in _addresses(tensors) or not any(map(Tensor._is_zerotensor, tensors)))
-            )
-        except RuntimeError:  # a layout without strides or memory
-            return False
+    def _pointers(self) -> array[int]:
+        return _addresses(chain(self.params, chain.from_iterable(map(self._row, self.states))))
 
     def fit_averages(self, averages: list[Tensor]) -> bool:
         """Whether the kernel can take the parameters into these: float64 for float64, else float32."""
-        return self.fit(averages, torch.float64 if self.dtype == torch.float64 else torch.float32)
+        dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
+        return all(
+            average.dtype == dtype
+            and average.shape == p.shape
+            and average.stride() == p.stride()
+            and average.is_cpu
+            and _is_plain(average)
+            for average, p in zip(averages, self.params)
+        )
 
     def step(
         self,
@@ -253,3 +220,67 @@ class Prepared:
         # The tensors were changed behind autograd's back: tell it.
         torch.autograd.graph.increment_version([*self.params, *(averages or [])])
         return not job.not_finite
+
+
+class Kept(Prepared):
+    """What one step has found out, kept for the next.
+
+    For many small tensors finding and checking the addresses takes longer than the step. So they are
+    kept; but an address that no longer holds is another's memory, and everything is looked at again
+    each time, by the function of torch that guards a compiled graph's arguments where there are many
+    things to look at: type, device, dtype, size, strides, laziness.
+
+    Args:
+        params, states, names: as of :class:`Prepared`
+        grads: of the parameters; all tensors such as the kernel can serve
+    """
+
+    def __init__(
+        self,
+        params: list[Tensor],
+        states: list[dict[str, Tensor]],
+        names: tuple[str, ...],
+        grads: list[Tensor],
+    ) -> None:
+        super().__init__(params, states, names)
+        self._alike = _guard([*params, *grads])
+        self._averages_alike: Callable[..., bool] | None = None
+        # As long as these live, nobody else is given their memory: where the address of a moment is
+        # still the same, so is its size.
+        self._alive = [state[name].detach() for state in states for name in names]
+
+    def still_holds(
+        self,
+        params: list[Tensor],
+        grads: list[Tensor | None],
+        state: Mapping[Tensor, dict[str, Tensor]],
+    ) -> bool:
+        """Whether these are the parameters and states, and all tensors are where and what they were."""
+        if len(params) != len(self.params) or not all(map(is_, params, self.params)):
+            return False
+        # A tensor's hash is slow; mostly the states stand in the parameters' order.
+        in_order = len(state) == len(params) and all(map(is_, state, params))
+        states = state.values() if in_order else map(state.get, params)
+        try:
+            return (
+                all(map(is_, states, self.states))
+                and self._alike(*params, *grads)
+                and self._pointers() == self.pointers
+            )
+        except KeyError:
+            return False
+
+    def fit_averages(self, averages: list[Tensor]) -> bool:
+        """Whether the kernel can take the parameters into these: float64 for float64, else float32."""
+        if self._averages_alike is None or not self._averages_alike(*averages):
+            if not super().fit_averages(averages):
+                return False
+            self._averages_alike = _guard(averages)
+        return True
+
+
+def _guard(tensors: list[Tensor]) -> Callable[..., bool]:
+    """A function that says whether other tensors are like these in all but address and values."""
+    guards = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+    check: Callable[..., bool] = guards.check
+    return check

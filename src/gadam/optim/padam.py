@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import repeat
-from operator import is_not
 from typing import Any
 
 import torch
@@ -18,7 +16,7 @@ from torch.optim.optimizer import (
     _use_grad_for_differentiable,
 )
 
-from gadam.optim.cpu import Prepared, counts_steps
+from gadam.optim.cpu import Kept, counts_steps, laid_out_alike
 from gadam.optim.update import FORMS, Form, check_tensor_arguments, padam
 
 __all__ = ["Padam", "PadamW"]
@@ -134,7 +132,7 @@ class Padam(Optimizer):
                 "differentiable": differentiable,
             },
         )
-        self._prepared: dict[int, Prepared] = {}  # by the group's id
+        self._kept: dict[int, Kept] = {}  # by the group's id
         if fused:
             if differentiable:
                 raise RuntimeError("`fused` does not support `differentiable`")
@@ -159,7 +157,7 @@ class Padam(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._prepared = {}
+        self._kept = {}
         for group in self.param_groups:
             # A checkpoint of an older version, or of torch's Adam(W), has no notion of these.
             for name in ("partial", "decoupled_weight_decay", "form"):
@@ -253,7 +251,7 @@ class Padam(Optimizer):
         # Whether all parameters are finite, where every group's kernel has looked.
         finite: bool | None = True
         for group in self.param_groups:
-            looked = self._step_prepared(group)
+            looked = self._step_kept(group)
             if looked is not None:
                 finite = None if finite is None else finite and looked
                 continue
@@ -306,59 +304,55 @@ class Padam(Optimizer):
             if params_with_grad:
                 finite = None if finite is None or looked is None else finite and looked
             if looked is not None:
-                self._prepare(group)
+                self._keep(group)
         self._finite = finite
         return loss
 
     @torch._disable_dynamo
-    def _prepare(self, group: dict[str, Any]) -> None:
+    def _keep(self, group: dict[str, Any]) -> None:
         """After the kernel has served a group: keep what it needs for the next step."""
         params: list[Tensor] = group["params"]
         states = [self.state.get(p, {}) for p in params]
         names = ("exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if group["amsgrad"] else []), "step")
         tensors = [state.get(name) for state in states for name in names]
-        if any(type(t) is not Tensor for t in tensors):  # missing, or a DTensor
-            return
+        grads = [p.grad for p in params if p.grad is not None]
+        if any(type(t) is not Tensor for t in tensors) or len(grads) != len(params):
+            return  # missing, or a DTensor
         types = {(p.dtype, state["step"].dtype) for p, state in zip(params, states)}
-        if len(types) == 1 and all(counts_steps(state["step"]) for state in states):
-            prepared = Prepared(list(params), states, names)
-            if all(
-                prepared.fit([state[name] for state in states], prepared.dtype)
-                for name in names[:-1]
-            ):
-                self._prepared[id(group)] = prepared
+        if len(types) == 1 and all(
+            counts_steps(state["step"])
+            and laid_out_alike(p, (grad, *(state[name] for name in names[:-1])))
+            for p, grad, state in zip(params, grads, states)
+        ):
+            self._kept[id(group)] = Kept(list(params), states, names, grads)
 
-    def _step_prepared(self, group: dict[str, Any]) -> bool | None:
+    def _step_kept(self, group: dict[str, Any]) -> bool | None:
         """Step a group whose addresses are at hand; None where that cannot be."""
         if torch.compiler.is_compiling():
             return None
-        prepared = self._prepared.get(id(group))
+        kept = self._kept.get(id(group))
         if (
-            prepared is None
+            kept is None
             or group["foreach"] is not None
             or group["fused"] is False
             or group["capturable"]
             or group["differentiable"]
             or getattr(self, "found_inf", None) is not None
             or getattr(self, "grad_scale", None) is not None
-            or len(prepared.names) != (4 if group["amsgrad"] else 3)
+            or len(kept.names) != (4 if group["amsgrad"] else 3)
             or isinstance(group["betas"][0], Tensor)
             or not 0.0 <= group["partial"] <= 0.5
         ):
             return None
         params = group["params"]
         grads = [p.grad for p in params]
-        if (
-            not all(map(is_not, grads, repeat(None)))
-            or not prepared.still_hold(params, self.state)
-            or not prepared.fit(grads, prepared.dtype)
-        ):
-            del self._prepared[id(group)]
+        if not kept.still_holds(params, grads, self.state):
+            del self._kept[id(group)]
             return None
         averages, fold_weight = self._to_fold(params)
-        if averages is not None and not prepared.fit_averages(averages):
+        if averages is not None and not kept.fit_averages(averages):
             return None
-        return prepared.step(
+        return kept.step(
             grads,
             averages,
             fold_weight=fold_weight,
