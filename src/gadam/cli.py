@@ -3,25 +3,64 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
 __all__ = ["main"]
 
-_HELP = """usage: gadam COMMAND
+_HELP = """gadam: train with iterate averaging, compare, reproduce
 
-  bench    how long a step takes here, side by side with other optimisers
+Begin here (no data or settings needed):
+  gadam compare             six optimisers side by side on data that comes with gadam: five minutes
 
-`gadam COMMAND --help` tells more."""
+Train:
+  gadam train RECIPE        one run; `--set lr=0.05` changes any of its settings
+  gadam reproduce NAME      a table or figure of the paper: `--scale mini` (minutes to an hour on
+                            this machine) or `--scale paper` (the true settings)
+  gadam list                what NAME and RECIPE can be, and what they cost
+  gadam data NAME           download a data set
+
+Measure:
+  gadam bench               how long an optimiser's step takes here, beside others
+
+Every command tells more with --help. A run that was stopped, by Ctrl-C or a power cut, goes on when
+the same command is given again. Exit codes: 0 done; 1 a run failed; 2 the command was wrong;
+130 stopped by Ctrl-C.
+"""
 
 
-def main() -> int:
-    """Run the command that the first argument names."""
-    command, *arguments = sys.argv[1:] or ["--help"]
-    if command in ("-h", "--help"):
-        print(_HELP)
-        return 0
-    if command == "bench":
+def _command(name: str) -> Callable[[list[str]], int]:
+    if name == "bench":
         from gadam import bench
 
-        return bench.main(arguments)
-    print(f"gadam: no command {command!r}\n{_HELP}", file=sys.stderr)
-    return 2
+        return bench.main
+    try:
+        from gadam.train import commands
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("gadam"):
+            raise
+        raise SystemExit(
+            f"gadam: `gadam {name}` needs {error.name}: pip install 'gadam[train]'"
+        ) from None
+    return lambda arguments: commands.run(name, arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command that the first argument names."""
+    name, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    if name in ("-h", "--help", "help"):
+        print(_HELP, end="")
+        return 0
+    if name == "--version":
+        import gadam
+
+        print(gadam.__version__)
+        return 0
+    names = ("compare", "train", "reproduce", "list", "data", "bench")
+    if name not in names:
+        import difflib
+
+        near = difflib.get_close_matches(name, names, n=1)
+        hint = f": did you mean {near[0]!r}?" if near else " (see `gadam --help`)"
+        print(f"gadam: there is no command {name!r}{hint}", file=sys.stderr)
+        return 2
+    return _command(name)(rest)

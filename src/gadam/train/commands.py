@@ -1,0 +1,285 @@
+"""The commands of the program: compare, train, reproduce, list, data."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from gadam.train import data, experiments, screen, summary
+from gadam.train.experiments import Experiment
+from gadam.train.recipe import Recipe, RecipeError, override
+from gadam.train.record import Run, RunError, write_atomically
+from gadam.train.sweep import Job, available_cores, sweep
+
+__all__ = ["run"]
+
+Settings = Annotated[
+    tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(name="set", metavar="KEY=VALUE")
+]
+
+
+@dataclass(frozen=True)
+class Common:
+    """What every command that trains takes."""
+
+    out: Path | None = None
+    """the folder of the runs (default: runs/NAME)"""
+    seeds: int | None = None
+    """how many seeds"""
+    workers: int | None = None
+    """runs at a time (default: one for each core)"""
+    threads: int = 1
+    """threads of a run; one and more workers is faster"""
+    device: str = "cpu"
+    """where to compute, such as cuda"""
+    data_dir: Path | None = None
+    """where data sets are (default: $GADAM_DATA, then ~/.cache/gadam/data)"""
+    settings: Settings = ()
+    """change a setting of all recipes, such as lr=0.05; may be given again"""
+    quiet: bool = False
+    """only the table at the end"""
+    json: bool = False
+    """events and the table as lines of JSON"""
+    tensorboard: bool = False
+    """write the curves for TensorBoard too, beside the runs"""
+
+
+def run(name: str, arguments: list[str]) -> int:
+    """Run a command; what is wrong is said in a sentence. Gives the exit code."""
+    try:
+        return _COMMANDS[name](arguments)
+    except (RecipeError, data.DataError, RunError) as error:
+        print(f"gadam {name}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(
+            "\nstopped; the same command goes on from where the runs are",
+            file=sys.stderr,
+            flush=True,
+        )
+        return 130
+
+
+# ------------------------------------------------------------------------------ compare and reproduce
+
+
+def _compare(arguments: list[str]) -> int:
+    def compare(common: tyro.conf.OmitArgPrefixes[Common] = Common()) -> tuple[str, Any, Common]:  # noqa: B008
+        """Six optimisers side by side, on data that comes with gadam: what averaging does.
+
+        SGD, AdamW and PadamW by the learning-rate schedule that suits them, and the averages of their
+        iterates at a rate that stays high: SWA, Gadam, GadamX. About five minutes on two cores.
+        """
+        return experiments.COMPARE, "mini", common
+
+    return _sweep(
+        *tyro.cli(
+            compare, prog="gadam compare", args=arguments, config=(tyro.conf.FlagCreatePairsOff,)
+        )
+    )
+
+
+def _reproduce(arguments: list[str]) -> int:
+    def reproduce(
+        name: tyro.conf.Positional[str],
+        scale: Literal["mini", "paper"] = "mini",
+        common: tyro.conf.OmitArgPrefixes[Common] = Common(),  # noqa: B008
+    ) -> tuple[str, Any, Common]:
+        """A table or a figure of the paper.
+
+        Args:
+            name: as `gadam list` has it, such as tab-cifar
+            scale: mini takes minutes a run on one core; paper is the true settings
+            common: how to run it
+        """
+        return name, scale, common
+
+    return _sweep(
+        *tyro.cli(
+            reproduce,
+            prog="gadam reproduce",
+            args=arguments,
+            config=(tyro.conf.FlagCreatePairsOff,),
+        )
+    )
+
+
+def _sweep(name: str, scale: Literal["mini", "paper"], common: Common) -> int:
+    experiment = experiments.get(name, scale)
+    recipes = {row: _overridden(r, common) for row, r in experiment.recipes.items()}
+    experiment = replace(experiment, recipes=recipes)
+    _check_data(recipes.values(), common)
+    folder = common.out or Path("runs") / (name if scale == "mini" else f"{name}-{scale}")
+    seeds = experiment.seeds if common.seeds is None else common.seeds
+    if seeds < 1:
+        raise RecipeError(f"--seeds must be at least 1, not {seeds}")
+    jobs = {
+        (row, seed): _job(row, recipe, seed, folder / f"{experiments.slug(row)}-{seed}", common)
+        for seed in range(seeds)
+        for row, recipe in recipes.items()
+    }
+    done = _run_all(list(jobs.values()), common)
+    results = {key: done.get(job) for key, job in jobs.items()}
+    table = summary.rows(experiment, results)
+    content = {**summary.to_json(experiment, table), "scale": scale, "seeds": seeds}
+    write_atomically(folder / "summary.json", (json.dumps(content, indent=1) + "\n").encode())
+    write_atomically(folder / "summary.md", (summary.markdown(table) + "\n").encode())
+    if common.json:
+        print(json.dumps({"event": "summary", **content}), flush=True)
+    else:
+        screen.print_table(experiment, table)
+        print(f"The runs, and this table as summary.md and summary.json, are in {folder}")
+    return 1 if any(result is None for result in results.values()) else 0
+
+
+def _overridden(recipe: Recipe, common: Common) -> Recipe:
+    """With the settings that are given for all recipes; those of the average are for whoever has one."""
+    averaged = recipe.average is not None
+    return override(
+        recipe, [s for s in common.settings if averaged or not s.strip().startswith("average.")]
+    )
+
+
+def _job(label: str, recipe: Recipe, seed: int, folder: Path, common: Common) -> Job:
+    directory = str(common.data_dir) if common.data_dir is not None else None
+    return Job(label, recipe, seed, folder, directory, common.device, common.threads)
+
+
+def _run_all(jobs: list[Job], common: Common) -> dict[Job, Any]:
+    for job in jobs:  # before any work: a folder that holds something else
+        Run(job.folder, job.recipe, job.seed).begin(job.threads)
+    workers = common.workers or max(1, available_cores() // common.threads)
+    listener: Any = screen.listener(len(jobs), quiet=common.quiet, as_json=common.json)
+    with listener:
+        done = sweep(jobs, listener, workers)
+    if common.tensorboard:
+        from gadam.train.tensorboard import export
+
+        for job in jobs:
+            export(job.folder)
+    return done
+
+
+def _check_data(recipes: Any, common: Common) -> None:
+    """Look for every data set before anything is trained on another."""
+    directory = str(common.data_dir) if common.data_dir is not None else None
+    for name in dict.fromkeys(recipe.data.name for recipe in recipes):
+        data.load(name, directory)
+
+
+# ---------------------------------------------------------------------------------------------- train
+
+
+def _train(arguments: list[str]) -> int:
+    def train(
+        recipe: tyro.conf.Positional[str],
+        seed: int = 0,
+        scale: Literal["mini", "paper"] = "mini",
+        common: tyro.conf.OmitArgPrefixes[Common] = Common(),  # noqa: B008
+    ) -> tuple[str, int, Any, Common]:
+        """One run of one recipe.
+
+        Args:
+            recipe: as `gadam list` has it, such as compare-gadam
+            seed: the first seed (with --seeds N also those after it)
+            scale: mini or paper
+            common: how to run it
+        """
+        return recipe, seed, scale, common
+
+    name, first, scale, common = tyro.cli(
+        train, prog="gadam train", args=arguments, config=(tyro.conf.FlagCreatePairsOff,)
+    )
+    known = experiments.recipes(scale)
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f": did you mean {near[0]!r}?" if near else ""
+        raise RecipeError(f"there is no recipe {name!r}{hint} (see `gadam list`)")
+    recipe = override(known[name], common.settings)
+    _check_data([recipe], common)
+    folder = common.out or Path("runs") / "train"
+    seeds = range(first, first + (common.seeds or 1))
+    jobs = [_job(name, recipe, seed, folder / f"{name}-{seed}", common) for seed in seeds]
+    done = _run_all(jobs, common)
+    if not common.json:
+        experiment = Experiment(name, recipe.method, {name: recipe})
+        results = {(name, job.seed): done.get(job) for job in jobs}
+        screen.print_table(experiment, summary.rows(experiment, results))
+        print(f"The runs are in {folder}")
+    return 1 if any(done.get(job) is None for job in jobs) else 0
+
+
+# ----------------------------------------------------------------------------------------------- list
+
+
+def _list(arguments: list[str]) -> int:
+    def list_(recipes: bool = False, json: bool = False) -> tuple[bool, bool]:
+        """What there is to reproduce and to train.
+
+        Args:
+            recipes: the single recipes too
+            json: as JSON
+        """
+        return recipes, json
+
+    with_recipes, as_json = tyro.cli(
+        list_, prog="gadam list", args=arguments, config=(tyro.conf.FlagCreatePairsOff,)
+    )
+    found = [
+        (name, experiments.get(name), experiments.get(name, "paper"))
+        for name in experiments.names()
+    ]
+    if as_json:
+        content = [
+            {
+                "name": name,
+                "title": small.title,
+                "recipes": [r.name for r in small.recipes.values()],
+                "seeds": {"mini": small.seeds, "paper": large.seeds},
+                "hours": {"mini": experiments.hours(small), "paper": experiments.hours(large)},
+                "data": sorted({r.data.name for r in large.recipes.values()}),
+            }
+            for name, small, large in found
+        ]
+        print(json.dumps(content))
+        return 0
+    screen.print_list(found, with_recipes)
+    return 0
+
+
+# ----------------------------------------------------------------------------------------------- data
+
+
+def _data(arguments: list[str]) -> int:
+    def data_(name: tyro.conf.Positional[str], data_dir: Path | None = None) -> tuple[str, Any]:
+        """Download a data set, check it, and lay it out for the other commands.
+
+        Args:
+            name: cifar10, cifar100, mnist or fashion-mnist
+            data_dir: where to (default: $GADAM_DATA, then ~/.cache/gadam/data)
+        """
+        return name, data_dir
+
+    from gadam.train.download import fetch
+
+    name, directory = tyro.cli(
+        data_, prog="gadam data", args=arguments, config=(tyro.conf.FlagCreatePairsOff,)
+    )
+    print(f"{name} is in {fetch(name, directory)}")
+    return 0
+
+
+_COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "compare": _compare,
+    "train": _train,
+    "reproduce": _reproduce,
+    "list": _list,
+    "data": _data,
+}

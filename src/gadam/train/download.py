@@ -1,0 +1,171 @@
+"""Data sets from where they are published, into the folder where :mod:`gadam.train.data` looks."""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+import tarfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from gadam.train.data import DataError, canonical, data_folder, extra, how_to_get, load
+
+__all__ = ["fetch"]
+
+
+@dataclass(frozen=True)
+class _Published:
+    """Where a set is published, its files with their md5, and the folder that they are for."""
+
+    url: str
+    files: dict[str, str]
+    folder: str
+
+
+def _idx_files(*md5: str) -> dict[str, str]:
+    kinds = "train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"
+    return {f"{kind}-ubyte.gz": known for kind, known in zip(kinds, md5)}
+
+
+_PUBLISHED = {
+    "cifar10": _Published(
+        "https://www.cs.toronto.edu/~kriz/",
+        {"cifar-10-binary.tar.gz": "c32a1d4ab5d03f1284b67883e8d87530"},
+        "cifar-10-batches-bin",
+    ),
+    "cifar100": _Published(
+        "https://www.cs.toronto.edu/~kriz/",
+        {"cifar-100-binary.tar.gz": "03b5dce01913d631647c71ecec9e9cb8"},
+        "cifar-100-binary",
+    ),
+    "mnist": _Published(
+        "https://ossci-datasets.s3.amazonaws.com/mnist/",
+        _idx_files(
+            "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+            "d53e105ee54ea40749a09fcbcd1e9432",
+            "9fb629c4189551a2d022fa330f9573f3",
+            "ec29112dd5afa0611ce80d1b7f02629c",
+        ),
+        "MNIST/raw",
+    ),
+    "fashion-mnist": _Published(
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+        _idx_files(
+            "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+            "25c81989df183df01b3e8a0aad5dffbe",
+            "bef4ecab320f06d8554ea6380940ec79",
+            "bb300cfdad3c16e7a12a480ee83cd310",
+        ),
+        "FashionMNIST/raw",
+    ),
+}
+
+
+def fetch(
+    name: str,
+    data_dir: str | Path | None = None,
+    *,
+    urls: str | None = None,
+    progress: bool = True,
+) -> Path:
+    """Download a data set, unless it is there already, and say so.
+
+    Nothing appears where :func:`gadam.train.data.load` looks before all of it is there and checked.
+
+    Args:
+        name: As for :func:`gadam.train.data.load`.
+        data_dir: Likewise.
+        urls: A place to download the same files from instead of where they are published.
+        progress: Whether to show how far it is.
+
+    Returns:
+        The folder to load it from.
+
+    Example:
+        >>> _ = fetch("fashion-mini", "data")
+        fashion-mini is there already: it comes with the package
+    """
+    name, root = canonical(name), data_folder(data_dir)
+    try:
+        load(name, root)
+    except DataError as error:
+        if name not in _PUBLISHED:
+            raise DataError(
+                f"{name} cannot be downloaded for you: {how_to_get(name, root)}"
+            ) from error
+    else:
+        place = "it comes with the package" if name == "fashion-mini" else root
+        print(f"{name} is there already: {place}")
+        return root
+    published = _PUBLISHED[name]
+    url = urls or published.url
+    try:
+        _fetch(published, url, root, progress)
+    except (OSError, EOFError, ValueError, tarfile.TarError, zlib.error) as error:
+        reason = error if isinstance(error, OSError) else "the download is damaged"
+        raise DataError(
+            f"{name} could not be fetched from {url} into {root} ({reason}): nothing of it was kept,"
+            f" so mend that and run `gadam data {name}` again"
+        ) from error
+    print(f"{name} is in {root / published.folder}")
+    return root
+
+
+def _fetch(published: _Published, url: str, root: Path, progress: bool) -> None:
+    pooch, bars = extra("pooch"), extra("rich.progress")
+    pooch.get_logger().setLevel("WARNING")
+    root.mkdir(parents=True, exist_ok=True)
+    # Beside what it is for, so that moving it there is a renaming.
+    with TemporaryDirectory(dir=root, prefix=".fetching-") as work:
+        unpacked = Path(work, "unpacked")
+        folder = unpacked / published.folder
+        folder.mkdir(parents=True)
+        columns = "{task.description}", bars.BarColumn(), bars.DownloadColumn()
+        with bars.Progress(*columns, disable=not progress) as shown:
+            for file, md5 in published.files.items():
+                downloader = pooch.HTTPDownloader(_Bar(shown, file), chunk_size=2**16)
+                link = f"{url.rstrip('/')}/{file}"
+                pooch.retrieve(link, f"md5:{md5}", file, work, downloader=downloader)
+        for file in published.files:
+            _unpack(Path(work, file), unpacked, folder)
+        _put(folder, root / published.folder)
+
+
+class _Bar:
+    """One of rich's progress bars, with the face that pooch expects of any."""
+
+    total = 0
+
+    def __init__(self, shown: Any, title: str) -> None:
+        self._shown = shown
+        self._task = shown.add_task(title, total=None)
+
+    def update(self, amount: int) -> None:
+        self._shown.update(self._task, total=self.total, advance=amount)
+
+    def reset(self) -> None:
+        self._shown.reset(self._task)
+
+    def close(self) -> None:
+        """All bars are closed together."""
+
+
+def _unpack(packed: Path, unpacked: Path, folder: Path) -> None:
+    if packed.name.endswith(".tar.gz"):
+        with tarfile.open(packed) as archive:
+            archive.extractall(unpacked, filter="data")
+    else:
+        with gzip.open(packed) as source, (folder / packed.stem).open("wb") as target:
+            shutil.copyfileobj(source, target)
+
+
+def _put(folder: Path, where: Path) -> None:
+    if where.exists():  # with something of it missing or damaged, and perhaps with files of others
+        for file in folder.iterdir():
+            file.replace(where / file.name)
+    else:
+        where.parent.mkdir(parents=True, exist_ok=True)
+        folder.rename(where)

@@ -1,0 +1,301 @@
+"""The paper's networks for pictures, and small ones of the same kinds for a machine with few cores."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from functools import partial
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+__all__ = ["build", "names"]
+
+Shape = tuple[int, int, int]
+
+
+def names() -> list[str]:
+    """The networks that :func:`build` knows."""
+    return list(_NETWORKS)
+
+
+def build(name: str, num_classes: int, input_shape: Shape | None = None) -> nn.Module:
+    """A freshly initialised network, from pictures (N, C, H, W) to scores (N, ``num_classes``).
+
+    Args:
+        name: one of :func:`names`; only its letters and digits matter, in either case
+        num_classes: how many scores each picture gets
+        input_shape: a picture's channels, height and width; the network's usual ones if not given
+
+    Example:
+        >>> import torch
+        >>> from gadam.train import models
+        >>> model = models.build("VGG-mini", num_classes=10, input_shape=(1, 14, 14))
+        >>> model(torch.zeros(2, 1, 14, 14)).shape
+        torch.Size([2, 10])
+    """
+    name = _canonical(name)
+    network = _NETWORKS[name]
+    shape = network.usual if input_shape is None else input_shape
+    if len(shape) != 3 or min(shape) < 1:
+        raise ValueError(f"input_shape is (channels, height, width), all positive, not {shape}")
+    if num_classes < 1:
+        raise ValueError(f"num_classes must be positive, not {num_classes}")
+    _, height, width = shape
+    if min(height, width) < network.smallest or max(height, width) > network.largest:
+        bound = "" if network.largest == network.smallest else "at least "
+        raise ValueError(
+            f"{name} takes pictures of {bound}{network.smallest}x{network.smallest}, "
+            f"not {height}x{width}"
+        )
+    model = network.factory(shape, num_classes)
+    model.apply(_initialise)
+    return model
+
+
+def _canonical(name: str) -> str:
+    def letters_and_digits(text: str) -> str:
+        return "".join(filter(str.isalnum, text.lower()))
+
+    known = {letters_and_digits(each): each for each in _NETWORKS} | _ALIASES
+    wanted = letters_and_digits(name)
+    if wanted in known:
+        return known[wanted]
+    close = get_close_matches(wanted, known, n=1)
+    hint = f" (did you mean {known[close[0]]!r}?)" if close else ""
+    raise ValueError(f"unknown network {name!r}{hint}; there are {', '.join(_NETWORKS)}")
+
+
+def _initialise(module: nn.Module) -> None:
+    # He's for convolutions; torch's defaults are the usual ones for BatchNorm and linear layers.
+    if isinstance(module, nn.Conv2d):
+        nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+
+# --------------------------------------------------------------------------------------- blocks
+
+
+def _convolution(
+    inputs: int, outputs: int, size: int, stride: int = 1, *, groups: int = 1, bias: bool = False
+) -> nn.Conv2d:
+    return nn.Conv2d(inputs, outputs, size, stride, size // 2, groups=groups, bias=bias)
+
+
+def _basic(inputs: int, outputs: int, stride: int, *, bias: bool = False) -> list[nn.Conv2d]:
+    return [
+        _convolution(inputs, outputs, 3, stride, bias=bias),
+        _convolution(outputs, outputs, 3, bias=bias),
+    ]
+
+
+def _bottleneck(
+    inputs: int, outputs: int, stride: int, *, inner: float = 1 / 4, groups: int = 1
+) -> list[nn.Conv2d]:
+    width = int(inner * outputs)
+    return [
+        _convolution(inputs, width, 1),
+        _convolution(width, width, 3, stride, groups=groups),
+        _convolution(width, outputs, 1),
+    ]
+
+
+def _projection(branch: Sequence[nn.Conv2d]) -> nn.Conv2d | None:
+    """What fits a block's input to its branch's output, where their shapes differ."""
+    inputs, outputs = branch[0].in_channels, branch[-1].out_channels
+    stride = math.prod(convolution.stride[0] for convolution in branch)
+    if inputs == outputs and stride == 1:
+        return None
+    return _convolution(inputs, outputs, 1, stride, bias=branch[-1].bias is not None)
+
+
+def _norm_relu(channels: int) -> list[nn.Module]:
+    # Not in place, here and elsewhere: hooks and second derivatives find each output as it was.
+    return [nn.BatchNorm2d(channels), nn.ReLU()]
+
+
+class _PostActivation(nn.Module):
+    """A residual block with its last ReLU after the sum (He et al., 2015)."""
+
+    def __init__(self, branch: Sequence[nn.Conv2d]) -> None:
+        super().__init__()
+        layers = [layer for c in branch for layer in (c, *_norm_relu(c.out_channels))]
+        self.branch = nn.Sequential(*layers[:-1])
+        self.relu = nn.ReLU()
+        project = _projection(branch)
+        self.shortcut = (
+            nn.Identity()
+            if project is None
+            else nn.Sequential(project, nn.BatchNorm2d(project.out_channels))
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.relu(self.branch(x) + self.shortcut(x))
+
+
+class _PreActivation(nn.Module):
+    """A residual block with nothing after the sum (He et al., 2016).
+
+    A projection takes the activated input, as the branch does.
+    """
+
+    def __init__(self, branch: Sequence[nn.Conv2d]) -> None:
+        super().__init__()
+        layers = [layer for c in branch for layer in (*_norm_relu(c.in_channels), c)]
+        self.activate = nn.Sequential(*layers[:2])
+        self.branch = nn.Sequential(*layers[2:])
+        self.project = _projection(branch)
+
+    def forward(self, x: Tensor) -> Tensor:
+        activated = self.activate(x)
+        shortcut = x if self.project is None else self.project(activated)
+        return self.branch(activated) + shortcut
+
+
+def _stages(
+    block: Callable[[list[nn.Conv2d]], nn.Module],
+    branch: Callable[[int, int, int], list[nn.Conv2d]],
+    inputs: int,
+    widths: Sequence[int],
+    depths: Sequence[int],
+) -> list[nn.Module]:
+    """The blocks of all stages; each stage but the first halves the picture."""
+    blocks = []
+    for stage, (outputs, depth) in enumerate(zip(widths, depths)):
+        for position in range(depth):
+            stride = 2 if stage > 0 and position == 0 else 1
+            blocks.append(block(branch(inputs, outputs, stride)))
+            inputs = outputs
+    return blocks
+
+
+def _pool_and_classify(width: int, num_classes: int) -> list[nn.Module]:
+    return [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, num_classes)]
+
+
+# ------------------------------------------------------------------------------------- networks
+
+
+def _logistic(shape: Shape, num_classes: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), num_classes))
+
+
+def _vgg_features(
+    channels: int, stages: Sequence[Sequence[int]], *, batchnorm: bool, bias: bool
+) -> list[nn.Module]:
+    layers: list[nn.Module] = []
+    for stage in stages:
+        for width in stage:
+            layers.append(_convolution(channels, width, 3, bias=bias))
+            layers.extend(_norm_relu(width) if batchnorm else [nn.ReLU()])
+            channels = width
+        layers.append(nn.MaxPool2d(2))
+    return layers
+
+
+def _vgg16(shape: Shape, num_classes: int, *, batchnorm: bool) -> nn.Module:
+    stages = [[64] * 2, [128] * 2, [256] * 3, [512] * 3, [512] * 3]
+    hidden = [layer for _ in range(2) for layer in (nn.Dropout(), nn.Linear(512, 512), nn.ReLU())]
+    return nn.Sequential(
+        *_vgg_features(shape[0], stages, batchnorm=batchnorm, bias=True),
+        nn.Flatten(),
+        *hidden,
+        nn.Linear(512, num_classes),
+    )
+
+
+def _vgg_mini(shape: Shape, num_classes: int, *, batchnorm: bool) -> nn.Module:
+    stages = [[16] * 2, [32] * 2, [64] * 2]
+    features = _vgg_features(shape[0], stages, batchnorm=batchnorm, bias=not batchnorm)
+    return nn.Sequential(*features[:-1], *_pool_and_classify(64, num_classes))
+
+
+def _preresnet(
+    shape: Shape,
+    num_classes: int,
+    *,
+    branch: Callable[..., list[nn.Conv2d]],
+    widths: Sequence[int],
+    depth: int,
+    bias: bool = False,
+) -> nn.Module:
+    return nn.Sequential(
+        _convolution(shape[0], 16, 3, bias=bias),
+        *_stages(_PreActivation, branch, 16, widths, [depth] * len(widths)),
+        *_norm_relu(widths[-1]),
+        *_pool_and_classify(widths[-1], num_classes),
+    )
+
+
+# Zagoruyko and Komodakis, 2016, with the biases of the paper's runs.
+_wide_resnet = partial(_preresnet, branch=partial(_basic, bias=True), bias=True)
+
+
+def _resnext29(shape: Shape, num_classes: int) -> nn.Module:
+    # 8 groups of 64 make twice the first stage's 256 outputs, and as many in proportion further on.
+    branch = partial(_bottleneck, inner=2, groups=8)
+    return nn.Sequential(
+        _convolution(shape[0], 64, 3),
+        *_norm_relu(64),
+        *_stages(_PostActivation, branch, 64, (256, 512, 1024), (3, 3, 3)),
+        *_pool_and_classify(1024, num_classes),
+    )
+
+
+def _resnet(
+    shape: Shape,
+    num_classes: int,
+    *,
+    branch: Callable[..., list[nn.Conv2d]],
+    narrowest: int,
+    depths: Sequence[int],
+) -> nn.Module:
+    widths = [narrowest * 2**stage for stage in range(4)]
+    return nn.Sequential(
+        _convolution(shape[0], 64, 7, 2),
+        *_norm_relu(64),
+        nn.MaxPool2d(3, 2, 1),
+        *_stages(_PostActivation, branch, 64, widths, depths),
+        *_pool_and_classify(widths[-1], num_classes),
+    )
+
+
+_resnet_of_bottlenecks = partial(_resnet, branch=_bottleneck, narrowest=256)
+
+
+class _Network(NamedTuple):
+    factory: Callable[[Shape, int], nn.Module]
+    usual: Shape
+    smallest: int
+    largest: float = math.inf
+
+
+_CIFAR, _IMAGENET = (3, 32, 32), (3, 224, 224)
+_NETWORKS = {
+    "logistic": _Network(_logistic, (1, 28, 28), 1),
+    "vgg16": _Network(partial(_vgg16, batchnorm=False), _CIFAR, 32, 32),
+    "vgg16-bn": _Network(partial(_vgg16, batchnorm=True), _CIFAR, 32, 32),
+    "preresnet110": _Network(
+        partial(_preresnet, branch=_bottleneck, widths=(64, 128, 256), depth=12), _CIFAR, 8
+    ),
+    "resnext29": _Network(_resnext29, _CIFAR, 8),
+    "wrn28-10": _Network(partial(_wide_resnet, widths=(160, 320, 640), depth=4), _CIFAR, 8),
+    "resnet18": _Network(
+        partial(_resnet, branch=_basic, narrowest=64, depths=(2, 2, 2, 2)), _IMAGENET, 32
+    ),
+    "resnet50": _Network(partial(_resnet_of_bottlenecks, depths=(3, 4, 6, 3)), _IMAGENET, 32),
+    "resnet101": _Network(partial(_resnet_of_bottlenecks, depths=(3, 4, 23, 3)), _IMAGENET, 32),
+    "vgg-mini": _Network(partial(_vgg_mini, batchnorm=True), _CIFAR, 8),
+    "vgg-mini-nobn": _Network(partial(_vgg_mini, batchnorm=False), _CIFAR, 8),
+    "preresnet-mini": _Network(
+        partial(_preresnet, branch=_basic, widths=(16, 32, 64), depth=1), _CIFAR, 8
+    ),
+    "wrn-mini": _Network(partial(_wide_resnet, widths=(32, 64), depth=1), _CIFAR, 8),
+}
+_ALIASES = {
+    "logisticregression": "logistic",
+    "resnext298x64d": "resnext29",
+    "wideresnet2810": "wrn28-10",
+}

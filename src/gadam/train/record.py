@@ -1,0 +1,246 @@
+"""A run's folder: what was asked for, a line per epoch, checkpoints that survive anything.
+
+======================================  ==========================================================
+`run.json`                              the recipe, the seed, versions and machine
+`epochs.jsonl`                          a line of JSON per epoch
+`checkpoint-<epochs>-<hash>.pt`         the last two; the hash is of the content
+`result.json`                           how it ended; only when it has
+======================================  ==========================================================
+
+Every file but the lines is written beside, synced and renamed: at any moment the folder holds a whole
+one. The lines are cut back to the checkpoint that a run continues from.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import json
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import gadam
+from gadam.train.recipe import Recipe, RecipeError, differences, from_dict, to_dict
+
+__all__ = ["Run", "RunError", "read_lines", "write_atomically"]
+
+
+class RunError(RuntimeError):
+    """A run folder that cannot be used: the message says why, and what to do."""
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write beside, sync, rename: the old file or the new one is there at any moment."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with beside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise RunError(_explain(error, path)) from error
+
+
+def _sync_folder(folder: Path) -> None:
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _explain(error: OSError, path: Path) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return (
+            f"the disk is full: {path} could not be written. What was there before is whole: make room "
+            "and give the same command again"
+        )
+    return f"{path} could not be written: {error.strerror or error}"
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of a record that are whole; a torn last one (a killed process) is left out."""
+    lines = []
+    for number, text in enumerate(_read_text(path).splitlines()):
+        try:
+            line = json.loads(text)
+        except ValueError:
+            break
+        if not isinstance(line, dict) or line.get("epoch") != number + 1:
+            break
+        lines.append(line)
+    return lines
+
+
+def _read_text(path: Path) -> str:
+    return path.read_text(errors="replace") if path.exists() else ""
+
+
+class Run:
+    """A run's folder, opened for one process.
+
+    Args:
+        folder: made if it is not there
+        recipe: what is asked for; a folder that holds another recipe's run is refused
+        seed: likewise
+    """
+
+    def __init__(self, folder: str | Path, recipe: Recipe, seed: int) -> None:
+        self.folder, self.recipe, self.seed = Path(folder), recipe, seed
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(_explain(error, self.folder)) from error
+        self.damaged: list[str] = []  # what was found broken, and passed over
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """No other process may write here meanwhile; the operating system lifts it at any death."""
+        with (self.folder / ".lock").open("w") as lock:
+            try:
+                import fcntl
+            except ImportError:  # not on Windows
+                yield
+                return
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise RunError(
+                    f"another process is training in {self.folder}: wait for it, or say --out"
+                ) from None
+            yield
+
+    # --------------------------------------------------------------------------------- beginning
+
+    def begin(self, threads: int) -> int:
+        """Note what is run, or see that the run which is there is this one.
+
+        Gives the number of threads to run on: where a run goes on, that which it began with, for
+        the last bits of a sum depend on it.
+        """
+        path = self.folder / "run.json"
+        if path.exists():
+            there = self._parse(path)
+            try:
+                recipe, seed = from_dict(there["recipe"]), there["seed"]
+            except (RecipeError, KeyError, TypeError) as error:
+                raise RunError(f"{path} is not a run's: {error}; say another --out") from None
+            changed = differences(recipe, self.recipe)
+            changed += [f"seed: {seed} → {self.seed}"] if seed != self.seed else []
+            if changed:
+                raise RunError(
+                    f"{self.folder} holds a run of another recipe ({'; '.join(changed)}): say another "
+                    "--out, or remove it"
+                )
+            return int(there["threads"])
+        if self._checkpoints():
+            raise RunError(
+                f"{path} is missing beside checkpoints: say another --out, or remove them"
+            )
+        content = {
+            "recipe": to_dict(self.recipe),
+            "seed": self.seed,
+            "threads": threads,
+            "versions": {"gadam": gadam.__version__, "torch": torch.__version__},
+            "machine": {
+                "python": platform.python_version(),
+                "system": platform.platform(),
+                "processor": platform.machine(),
+            },
+        }
+        write_atomically(path, _json(content))
+        return threads
+
+    def _parse(self, path: Path) -> dict[str, Any]:
+        try:
+            content = json.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            raise RunError(
+                f"{path} is damaged ({error}): remove it, or say another --out"
+            ) from None
+        if not isinstance(content, dict):
+            raise RunError(f"{path} is damaged: remove it, or say another --out")
+        return content
+
+    @property
+    def result(self) -> dict[str, Any] | None:
+        """How the run ended, or None where it has not."""
+        path = self.folder / "result.json"
+        return self._parse(path) if path.exists() else None
+
+    # ------------------------------------------------------------------------------------- lines
+
+    @property
+    def _lines_path(self) -> Path:
+        return self.folder / "epochs.jsonl"
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        """The record so far."""
+        return read_lines(self._lines_path)
+
+    def append(self, line: dict[str, Any]) -> None:
+        """One more epoch."""
+        try:
+            with self._lines_path.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            raise RunError(_explain(error, self._lines_path)) from error
+
+    # ------------------------------------------------------------------------------- checkpoints
+
+    def _checkpoints(self) -> list[Path]:
+        """The newest first."""
+        return sorted(self.folder.glob("checkpoint-*.pt"), reverse=True)
+
+    def save(self, epochs: int, state: dict[str, Any]) -> None:
+        """Keep the state after so many epochs, its lines with it, and the one before it."""
+        buffer = io.BytesIO()
+        torch.save({**state, "lines": json.dumps(self.lines)}, buffer)
+        content = buffer.getvalue()
+        digest = hashlib.sha256(content).hexdigest()[:16]
+        write_atomically(self.folder / f"checkpoint-{epochs:06d}-{digest}.pt", content)
+        for old in self._checkpoints()[2:]:
+            old.unlink(missing_ok=True)
+
+    def load(self) -> tuple[int, dict[str, Any] | None]:
+        """The epochs done and the state after them, from the newest checkpoint that is whole.
+
+        Cuts the lines back to it. With no whole checkpoint the run begins anew; what was broken is
+        named in :attr:`damaged`.
+        """
+        for path in self._checkpoints():
+            content = path.read_bytes()
+            _, epochs, digest = path.stem.split("-")
+            if hashlib.sha256(content).hexdigest()[:16] != digest:
+                self.damaged.append(f"{path} is damaged (it is not what was written)")
+                continue
+            state = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
+            self._keep_lines(json.loads(state.pop("lines")))
+            return int(epochs), state
+        self._keep_lines([])
+        return 0, None
+
+    def _keep_lines(self, lines: list[dict[str, Any]]) -> None:
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        if _read_text(self._lines_path) != text:
+            write_atomically(self._lines_path, text.encode())
+
+    def finish(self, result: dict[str, Any]) -> None:
+        """The run is over."""
+        write_atomically(self.folder / "result.json", _json(result))
+
+
+def _json(content: Any) -> bytes:
+    return (json.dumps(content, indent=1) + "\n").encode()

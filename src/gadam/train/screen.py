@@ -1,0 +1,228 @@
+"""How a sweep looks while it runs: bars for a person, lines for a log, JSON for a program."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any, TextIO
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from gadam.train import summary
+from gadam.train.experiments import COMPARE, Experiment, hours
+from gadam.train.sweep import Job, Listener
+
+__all__ = ["Bars", "JsonLines", "Lines", "Quiet", "listener", "print_list", "print_table"]
+
+
+def _points(line: dict[str, Any], metric: str = "accuracy") -> str:
+    """The test error of both points, where they were evaluated."""
+    errors = []
+    for point in ("iterate", "average"):
+        if point in line:
+            part = "validation" if "validation" in line[point] else "test"
+            value = line[point][part].get(metric)
+            if value is not None:
+                shown = f"{100 - value:.1f} %" if metric == "accuracy" else f"{value:.1f}"
+                errors.append(f"{point} {shown}")
+    return ", ".join(errors)
+
+
+class Quiet:
+    """Says only what went wrong."""
+
+    def started(self, job: Job) -> None: ...
+
+    def went_on(self, job: Job, epochs: float, line: dict[str, Any] | None) -> None: ...
+
+    def finished(self, job: Job, result: dict[str, Any]) -> None: ...
+
+    def failed(self, job: Job, reason: str) -> None:
+        print(f"FAILED {job.label}, seed {job.seed}: {reason}", file=sys.stderr, flush=True)
+
+    def __enter__(self) -> Quiet:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+class Lines(Quiet):
+    """Plain lines, where nobody watches: a run's start, its epochs once in a while, its end."""
+
+    def __init__(self, seconds: float = 10.0) -> None:
+        self.seconds = seconds
+        self._last: dict[Job, float] = {}
+
+    def started(self, job: Job) -> None:
+        self._last[job] = time.monotonic()
+        print(f"{job.label}, seed {job.seed}: begins", flush=True)
+
+    def went_on(self, job: Job, epochs: float, line: dict[str, Any] | None) -> None:
+        if line is not None and time.monotonic() - self._last.get(job, 0.0) > self.seconds:
+            self._last[job] = time.monotonic()
+            error = _points(line)
+            shown = f", error: {error}" if error else ""
+            print(
+                f"{job.label}, seed {job.seed}: epoch {line['epoch']}/{job.recipe.epochs}, "
+                f"training loss {line['train_loss']:.3f}{shown}",
+                flush=True,
+            )
+
+    def finished(self, job: Job, result: dict[str, Any]) -> None:
+        seconds = sum(result["seconds"].values())
+        print(
+            f"{job.label}, seed {job.seed}: {result['status']} in {seconds:.0f} s, "
+            f"error: {_points(result)}",
+            flush=True,
+        )
+
+
+class JsonLines(Quiet):
+    """One JSON object a line, for programs."""
+
+    def __init__(self, file: TextIO | None = None) -> None:
+        self._file = file or sys.stdout
+
+    def _say(self, event: str, job: Job, **content: Any) -> None:
+        line = {"event": event, "run": job.label, "seed": job.seed, "folder": str(job.folder)}
+        print(json.dumps({**line, **content}), file=self._file, flush=True)
+
+    def started(self, job: Job) -> None:
+        self._say("started", job)
+
+    def went_on(self, job: Job, epochs: float, line: dict[str, Any] | None) -> None:
+        if line is not None:
+            self._say("epoch", job, **line)
+
+    def finished(self, job: Job, result: dict[str, Any]) -> None:
+        self._say("finished", job, **result)
+
+    def failed(self, job: Job, reason: str) -> None:
+        self._say("failed", job, reason=reason)
+
+
+class Bars(Quiet):
+    """A bar for each run under way and one for all of them."""
+
+    def __init__(self, console: Console, jobs: int) -> None:
+        self._console = console
+        self._all = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(),
+            TextColumn("{task.completed:.0f}/{task.total:.0f} runs"),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self._runs = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.percentage:>3.0f} %"),
+            TextColumn("[dim]{task.fields[error]}"),
+            console=console,
+        )
+        self._total = self._all.add_task("all", total=jobs)
+        self._tasks: dict[Job, Any] = {}
+        self._done: dict[Job, float] = {}
+        self._live = Live(Group(self._all, self._runs), console=console, refresh_per_second=6)
+
+    def __enter__(self) -> Bars:
+        self._live.__enter__()
+        return self
+
+    def __exit__(self, *arguments: Any) -> None:
+        self._live.__exit__(*arguments)
+
+    def started(self, job: Job) -> None:
+        self._tasks[job] = self._runs.add_task(
+            f"{job.label}, seed {job.seed}", total=job.recipe.epochs, error=""
+        )
+
+    def went_on(self, job: Job, epochs: float, line: dict[str, Any] | None) -> None:
+        self._runs.update(self._tasks[job], completed=epochs)
+        error = _points(line) if line else ""
+        if error:
+            self._runs.update(self._tasks[job], error=f"error: {error}")
+        self._done[job] = epochs / job.recipe.epochs
+        self._all.update(self._total, completed=sum(self._done.values()))
+
+    def _close(self, job: Job) -> None:
+        if job in self._tasks:
+            self._runs.remove_task(self._tasks.pop(job))
+        self._done[job] = 1.0
+        self._all.update(self._total, completed=sum(self._done.values()))
+
+    def finished(self, job: Job, result: dict[str, Any]) -> None:
+        self._close(job)
+
+    def failed(self, job: Job, reason: str) -> None:
+        self._close(job)
+        self._console.print(f"[red]FAILED[/] {job.label}, seed {job.seed}: ", end="")
+        self._console.print(reason, markup=False)
+
+
+def listener(jobs: int, *, quiet: bool, as_json: bool) -> Listener:
+    """Who suits those who are listening."""
+    if as_json:
+        return JsonLines()
+    if quiet:
+        return Quiet()
+    console = Console()
+    return Bars(console, jobs) if console.is_terminal else Lines()
+
+
+def print_table(experiment: Experiment, table: list[summary.Row]) -> None:
+    """The table at the end, on the screen."""
+    console = Console(width=None if Console().is_terminal else 160)
+    shown = Table(title=f"{experiment.title}: test {experiment.metric}, %", title_justify="left")
+    published = any(row.published is not None for row in table)
+    for i, name in enumerate([*summary.HEADER, *(["paper"] if published else [])]):
+        shown.add_column(name, justify="left" if i in (0, 3) else "right")
+    best = summary.best(table)
+    for row in table:
+        values = list(summary.cells(row))
+        if published:
+            values.append("" if row.published is None else f"{row.published:g}")
+        shown.add_row(*values, style="bold" if row.label == best else None)
+    console.print(shown)
+    console.print(
+        "Mean ± standard error over seeds. A method with an average is used at its average; its gain "
+        "is paired by seed. Validation is that point's accuracy on held-out data, where there is some.",
+        style="dim",
+    )
+    if experiment.note:
+        console.print(experiment.note, style="dim")
+
+
+def print_list(found: list[tuple[str, Experiment, Experiment]], with_recipes: bool) -> None:
+    """What there is, with costs: at mini scale in minutes of a core, at the paper's in GPU hours."""
+    console = Console(width=None if Console().is_terminal else 160)
+    shown = Table("name", "what", box=None, pad_edge=False)
+    for heading in ("runs", "mini: minutes of a core", "paper: hours of a GPU"):
+        shown.add_column(heading, justify="right")
+    shown.add_column("paper: data")
+    for name, small, large in found:
+        sets = ", ".join(sorted({r.data.name for r in large.recipes.values()}))
+        own = name == COMPARE
+        shown.add_row(
+            name,
+            small.title,
+            f"{len(small.recipes)} x {small.seeds}",
+            f"{60 * hours(small):.0f}",
+            "" if own else f"{hours(large):,.0f}",
+            "" if own else sets,
+        )
+        if with_recipes:
+            for recipe in small.recipes.values():
+                shown.add_row(
+                    f"  {recipe.name}", f"[dim]{recipe.method}, {recipe.model}", "", "", "", ""
+                )
+    console.print(shown)
+    console.print(
+        "\n`gadam reproduce NAME` runs one of these; `gadam train RECIPE` a single recipe "
+        "(`gadam list --recipes` names them). Costs are estimates.",
+        style="dim",
+    )

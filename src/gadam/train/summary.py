@@ -1,0 +1,177 @@
+"""From results to a table: means with their standard errors, and paired differences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from statistics import fmean, stdev
+from typing import Any
+
+from gadam.train.experiments import Experiment
+
+__all__ = ["Estimate", "Row", "best", "cells", "markdown", "rows", "to_json"]
+
+# The 97.5 % quantile of Student's t with 1, 2, … degrees of freedom.
+_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over seeds, its standard error (None for one seed) and how many there were."""
+
+    mean: float
+    error: float | None
+    count: int
+
+    @classmethod
+    def of(cls, values: list[float]) -> Estimate | None:
+        """From the values; None from none."""
+        if not values:
+            return None
+        error = stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
+        return cls(fmean(values), error, len(values))
+
+    @property
+    def interval(self) -> float | None:
+        """Half the width of the 95 % confidence interval."""
+        if self.error is None:
+            return None
+        freedom = self.count - 1
+        return self.error * (_STUDENT[freedom - 1] if freedom <= len(_STUDENT) else 2.0)
+
+    def __str__(self) -> str:
+        return f"{self.mean:.2f}" if self.error is None else f"{self.mean:.2f} ± {self.error:.2f}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method's line of the table.
+
+    Args:
+        label: the row
+        iterate: the last iterate's metric
+        average: the average's, where there is one
+        base: the row it is set against
+        difference: to it, paired by seed: of what each method is used for, its average if it has one
+        validation: the metric of that point on the validation split, where there is one
+        published: the paper's number
+        seconds: of a run, in the mean
+        runs, failed: how many
+    """
+
+    label: str
+    iterate: Estimate | None
+    average: Estimate | None
+    base: str | None
+    difference: Estimate | None
+    validation: Estimate | None
+    published: float | None
+    seconds: float | None
+    runs: int
+    failed: int
+
+
+def rows(
+    experiment: Experiment, results: Mapping[tuple[str, int], dict[str, Any] | None]
+) -> list[Row]:
+    """The table of an experiment.
+
+    Args:
+        experiment: whose rows
+        results: by row and seed; None where a run failed
+    """
+    metric = experiment.metric
+    by_row: dict[str, dict[int, dict[str, Any]]] = {label: {} for label in experiment.recipes}
+    failed = dict.fromkeys(experiment.recipes, 0)
+    for (label, seed), result in results.items():
+        if result is None:
+            failed[label] += 1
+        else:
+            by_row[label][seed] = result
+
+    def used(result: dict[str, Any], part: str) -> float | None:
+        point = result["average"] or result["iterate"]
+        return point[part][metric] if part in point else None
+
+    table = []
+    for label, runs in by_row.items():
+        base = experiment.bases.get(label)
+        partners = by_row.get(base, {}) if base else {}
+        pairs = [(used(runs[s], "test"), used(partners[s], "test")) for s in runs if s in partners]
+        averages = [r["average"]["test"][metric] for r in runs.values() if r["average"]]
+        validation = [used(r, "validation") for r in runs.values()]
+        table.append(
+            Row(
+                label,
+                iterate=Estimate.of([r["iterate"]["test"][metric] for r in runs.values()]),
+                average=Estimate.of(averages),
+                base=base,
+                difference=Estimate.of(
+                    [a - b for a, b in pairs if a is not None and b is not None]
+                ),
+                validation=Estimate.of([v for v in validation if v is not None]),
+                published=experiment.published.get(label),
+                seconds=fmean(sum(r["seconds"].values()) for r in runs.values()) if runs else None,
+                runs=len(runs),
+                failed=failed[label],
+            )
+        )
+    return table
+
+
+HEADER = ("method", "iterate", "average", "gain (95 % interval)", "validation", "seconds a run")
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    """A row as text."""
+    gain = ""
+    if row.difference is not None:
+        half = row.difference.interval
+        bounds = (
+            ""
+            if half is None
+            else f" (95 %: {row.difference.mean - half:+.2f} to {row.difference.mean + half:+.2f})"
+        )
+        gain = f"{row.difference.mean:+.2f}{bounds} over {row.base}"
+    return (
+        row.label + (f" ({row.failed} failed)" if row.failed else ""),
+        str(row.iterate or "–"),
+        str(row.average or "–"),
+        gain,
+        str(row.validation or "–"),
+        "–" if row.seconds is None else f"{row.seconds:.0f}",
+    )
+
+
+def best(table: list[Row]) -> str | None:
+    """The label of the row with the best test result."""
+    used = {row.label: point.mean for row in table if (point := row.average or row.iterate)}
+    return max(used, key=used.__getitem__, default=None)
+
+
+def markdown(table: list[Row]) -> str:
+    """The table as Markdown, the best test result in bold."""
+    published = any(row.published is not None for row in table)
+    header = [*HEADER, *(["paper, at full scale"] if published else [])]
+    lines = [f"| {' | '.join(header)} |", "|---|" + "---:|" * (len(header) - 1)]
+    for row in table:
+        shown = list(cells(row))
+        if row.label == best(table):
+            column = 2 if row.average else 1
+            shown[column] = f"**{shown[column]}**"
+        if published:
+            shown.append("" if row.published is None else f"{row.published:g}")
+        lines.append(f"| {' | '.join(shown)} |")
+    return "\n".join(lines)
+
+
+def to_json(experiment: Experiment, table: list[Row]) -> dict[str, Any]:
+    """The table as plain data."""
+    return {
+        "experiment": experiment.name,
+        "title": experiment.title,
+        "metric": experiment.metric,
+        "note": experiment.note,
+        "rows": [asdict(row) for row in table],
+    }

@@ -1,0 +1,197 @@
+"""Many runs over all cores: one process and one thread each.
+
+Workers stay warm from run to run (importing torch takes seconds). A run that fails is reported while
+the rest go on; so is one whose process dies. What is finished is not run again.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, Protocol
+
+from gadam.train.recipe import Recipe, RecipeError
+
+__all__ = ["Job", "Listener", "available_cores", "sweep"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a sweep."""
+
+    label: str
+    recipe: Recipe
+    seed: int
+    folder: Path
+    data_dir: str | None = None
+    device: str = "cpu"
+    threads: int = 1
+
+
+class Listener(Protocol):
+    """Who is told how a sweep goes on."""
+
+    def started(self, job: Job) -> None: ...
+
+    def went_on(self, job: Job, epochs: float, line: dict[str, Any] | None) -> None: ...
+
+    def finished(self, job: Job, result: dict[str, Any]) -> None: ...
+
+    def failed(self, job: Job, reason: str) -> None: ...
+
+
+def available_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def sweep(jobs: Iterable[Job], listener: Listener, workers: int | None = None) -> dict[Job, Any]:
+    """Run all jobs. Gives the result of each, or None where it failed.
+
+    On Ctrl-C the runs stop where they are, to go on from their last checkpoint another time.
+
+    Args:
+        jobs: in the order in which they are begun
+        listener: is told of every event, in this process
+        workers: processes; None is one for each core
+    """
+    waiting = deque(jobs)
+    results: dict[Job, Any] = {}
+    count = min(workers or available_cores(), len(waiting))
+    if count == 0:
+        return results
+    with _pool(count) as (pool, start):
+        for worker in pool:
+            worker.give(waiting, listener)
+        while any(worker.job for worker in pool):
+            ready = wait([w.connection for w in pool] + [w.process.sentinel for w in pool])
+            for i, worker in enumerate(pool):
+                if worker.connection in ready or worker.process.sentinel in ready:
+                    over = worker.hear(listener, results)
+                    if not worker.process.is_alive():
+                        worker.bury(listener, results)
+                        if waiting:
+                            worker = pool[i] = start()
+                        over = True
+                    if over and worker.process.is_alive():
+                        worker.give(waiting, listener)
+            pool[:] = [w for w in pool if w.process.is_alive()]
+    return results
+
+
+class _Worker:
+    def __init__(self, context: Any, stop: Any) -> None:
+        self.connection, theirs = context.Pipe()
+        self.process = context.Process(target=_work, args=(theirs, stop), daemon=True)
+        with _one_thread():
+            self.process.start()
+        theirs.close()
+        self.job: Job | None = None
+
+    def give(self, waiting: deque[Job], listener: Listener) -> None:
+        self.job = waiting.popleft() if waiting else None
+        if self.job is not None:
+            listener.started(self.job)
+            self.connection.send(self.job)
+
+    def hear(self, listener: Listener, results: dict[Job, Any]) -> bool:
+        """Take in what the worker has said; gives whether its job is over."""
+        try:
+            while self.job is not None and self.connection.poll():
+                kind, *content = self.connection.recv()
+                if kind == "went on":
+                    listener.went_on(self.job, *content)
+                    continue
+                results[self.job] = content[0] if kind == "finished" else None
+                (listener.finished if kind == "finished" else listener.failed)(self.job, content[0])
+                self.job = None
+                return True
+        except (EOFError, OSError):
+            pass  # it died: see bury
+        return False
+
+    def bury(self, listener: Listener, results: dict[Job, Any]) -> None:
+        if self.job is not None:
+            code = self.process.exitcode
+            reason = (
+                f"its process died (exit code {code}{': out of memory?' if code == -9 else ''})"
+            )
+            results[self.job] = None
+            listener.failed(self.job, reason)
+            self.job = None
+
+
+@contextmanager
+def _pool(count: int) -> Iterator[tuple[list[_Worker], Callable[[], _Worker]]]:
+    context = multiprocessing.get_context("spawn")
+    stop = context.Event()
+    everyone: list[_Worker] = []
+
+    def start() -> _Worker:
+        everyone.append(_Worker(context, stop))
+        return everyone[-1]
+
+    try:
+        yield [start() for _ in range(count)], start
+    finally:
+        stop.set()
+        for worker in everyone:
+            worker.connection.close()
+        for worker in everyone:
+            worker.process.join(timeout=5)
+            if worker.process.is_alive():
+                worker.process.terminate()
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Of what reads it at start-up, as OpenMP does, a child has one thread."""
+    before = os.environ.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["OMP_NUM_THREADS"]
+        else:
+            os.environ["OMP_NUM_THREADS"] = before
+
+
+def _work(connection: Connection, stop: Any) -> None:
+    """What a worker does until nobody listens any more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    from gadam.train.data import DataError
+    from gadam.train.loop import Stopped, train
+    from gadam.train.record import RunError
+
+    while True:
+        try:
+            job: Job = connection.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            result = train(
+                job.recipe,
+                job.folder,
+                seed=job.seed,
+                data_dir=job.data_dir,
+                device=job.device,
+                threads=job.threads,
+                progress=lambda epochs, line: connection.send(("went on", epochs, line)),
+                should_stop=stop.is_set,
+            )
+            connection.send(("finished", result))
+        except (Stopped, BrokenPipeError):
+            return
+        except (DataError, RunError, RecipeError) as error:
+            connection.send(("failed", str(error)))
+        except Exception:
+            connection.send(("failed", traceback.format_exc()))
