@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import pickle
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -735,10 +735,18 @@ def test_two_passes_at_once_do_not_meet(imagenet: Path) -> None:
         assert other.equal(third)
 
 
+@pytest.fixture
+def spawning() -> Iterator[None]:
+    before = multiprocessing.get_start_method()
+    multiprocessing.set_start_method("spawn", force=True)
+    yield
+    multiprocessing.set_start_method(before, force=True)
+
+
 @few_cores
-def test_workers_can_be_spawned(imagenet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("spawning")
+def test_workers_can_be_spawned(imagenet: Path) -> None:
     part = load("imagenet", imagenet).train
-    monkeypatch.setattr(multiprocessing, "_start_method", "spawn")
     assert of_folder(part, 1)[0].equal(of_folder(part, 0)[0])
 
 

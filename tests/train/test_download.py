@@ -1,0 +1,224 @@
+"""`gadam data`: all of a data set or nothing, and never again what is there."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import hashlib
+import io
+import sys
+import tarfile
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from gadam.train import download
+from gadam.train.data import DataError, load
+from gadam.train.download import fetch
+
+RECORDS = bytes([3, 7, *[1] * 3072]) * 2
+
+
+def archive(**files: bytes) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+        for name, content in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
+    return packed.getvalue()
+
+
+CIFAR100 = archive(**{f"cifar-100-binary/{part}.bin": RECORDS for part in ("train", "test")})
+IDX = {
+    f"{part}-{kind}-ubyte.gz": gzip.compress(content)
+    for part in ("train", "t10k")
+    for kind, content in {
+        "images-idx3": bytes([0, 0, 8, 3, *[0, 0, 0, 2] * 3]) + bytes(8),
+        "labels-idx1": bytes([0, 0, 8, 1, 0, 0, 0, 2, 5, 6]),
+    }.items()
+}
+
+
+class Server:
+    """Serves a folder on this machine, and counts what it was asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.asked: list[str] = []
+        server = self
+
+        class Handler(SimpleHTTPRequestHandler):
+            def log_message(self, format: str, *args: Any) -> None:
+                server.asked.append(self.path)
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(folder)))
+        self.url = f"http://127.0.0.1:{self.http.server_port}"
+        Thread(target=self.http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """With the files of two data sets, whose hashes are taken for the published ones."""
+    (tmp_path / "served").mkdir()
+    for name, files in {"cifar100": {"cifar-100-binary.tar.gz": CIFAR100}, "mnist": IDX}.items():
+        for file, content in files.items():
+            (tmp_path / "served" / file).write_bytes(content)
+        publish(monkeypatch, name, files)
+    server = Server(tmp_path / "served")
+    yield server
+    server.http.shutdown()
+    server.http.server_close()
+
+
+def publish(monkeypatch: pytest.MonkeyPatch, name: str, files: dict[str, bytes]) -> None:
+    hashes = {file: hashlib.md5(content).hexdigest() for file, content in files.items()}
+    published = replace(download._PUBLISHED[name], files=hashes)
+    monkeypatch.setitem(download._PUBLISHED, name, published)
+
+
+def everything_in(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file()) if folder.exists() else []
+
+
+@pytest.mark.parametrize(("name", "shape"), [("CIFAR-100", (3, 32, 32)), ("mnist", (1, 2, 2))])
+def test_what_is_fetched_can_be_loaded(
+    name: str, shape: tuple[int, ...], server: Server, tmp_path: Path
+) -> None:
+    root = tmp_path / "not" / "yet"
+    assert fetch(name, root, urls=server.url, progress=False) == root
+    dataset = load(name, root)
+    assert (len(dataset.train), dataset.input_shape) == (2, shape)
+    assert not any("fetching" in str(path) for path in root.iterdir())
+
+
+def test_progress_is_shown_if_wanted(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fetch("mnist", tmp_path / "with", urls=server.url + "/")
+    assert "t10k-labels-idx1-ubyte.gz" in capsys.readouterr().out
+    fetch("mnist", tmp_path / "without", urls=server.url, progress=False)
+    assert capsys.readouterr().out == f"mnist is in {tmp_path / 'without' / 'MNIST' / 'raw'}\n"
+
+
+def test_what_is_there_is_not_fetched_again(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fetch("cifar100", tmp_path, urls=server.url, progress=False)
+    asked = list(server.asked)
+    fetch("cifar100", tmp_path, urls=server.url, progress=False)
+    assert server.asked == asked
+    assert f"cifar100 is there already: {tmp_path}\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["cifar100", "mnist"])
+def test_what_is_damaged_is_fetched_again_and_the_rest_left_alone(
+    name: str, server: Server, tmp_path: Path
+) -> None:
+    root = tmp_path / "data"
+    fetch(name, root, urls=server.url, progress=False)
+    files = everything_in(root)
+    contents = [file.read_bytes() for file in files]
+    files[0].write_bytes(b"short")
+    files[1].unlink()
+    mine = files[0].with_name("notes.txt")
+    mine.write_text("mine")
+    fetch(name, root, urls=server.url, progress=False)
+    assert [file.read_bytes() for file in files] == contents
+    assert mine.read_text() == "mine"
+
+
+def refused(match: str, name: str, root: Path, url: str) -> None:
+    before = everything_in(root)
+    with pytest.raises(DataError, match=match) as error:
+        fetch(name, root, urls=url, progress=False)
+    assert "\n" not in str(error.value)
+    assert everything_in(root) == before
+    assert not any("fetching" in path.name for path in root.glob("*"))
+
+
+def test_a_wrong_hash_leaves_nothing(server: Server, tmp_path: Path) -> None:
+    # The last of four: those before it were right.
+    (server.folder / "t10k-labels-idx1-ubyte.gz").write_bytes(b"not what it was")
+    refused(
+        "mnist could not be .* is damaged.*: nothing of it", "mnist", tmp_path / "data", server.url
+    )
+
+
+def test_a_file_that_is_not_served_leaves_nothing(server: Server, tmp_path: Path) -> None:
+    (server.folder / "t10k-labels-idx1-ubyte.gz").unlink()
+    refused("could not be fetched .*404", "mnist", tmp_path / "data", server.url)
+
+
+def test_no_server_leaves_nothing(server: Server, tmp_path: Path) -> None:
+    server.http.server_close()
+    refused("cifar100 could not be fetched from http", "cifar100", tmp_path / "data", server.url)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"no archive", CIFAR100[: len(CIFAR100) // 2], archive(**{"../outside": b"x"})],
+    ids=["none", "half", "outside"],
+)
+def test_an_archive_that_cannot_be_unpacked_leaves_nothing(
+    content: bytes, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(monkeypatch, "cifar100", {"cifar-100-binary.tar.gz": content})
+    (server.folder / "cifar-100-binary.tar.gz").write_bytes(content)
+    refused("cifar100 could not be fetched", "cifar100", tmp_path / "data", server.url)
+    assert not list(tmp_path.rglob("outside"))
+
+
+@pytest.mark.parametrize("name", ["cifar100", "mnist"])
+def test_a_full_disk_leaves_nothing(
+    name: str, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("shutil.copyfileobj", full)
+    monkeypatch.setattr("tarfile.copyfileobj", full)
+    refused("could not be fetched .*No space left on device", name, tmp_path / "data", server.url)
+
+
+def test_a_folder_that_cannot_be_made_is_a_sentence(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    refused("could not be fetched .*Not a directory", "mnist", tmp_path / "file" / "x", server.url)
+
+
+@pytest.mark.parametrize("package", ["pooch", "rich"])
+def test_a_missing_package_is_named(
+    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, "rich.progress", raising=False)
+    with pytest.raises(DataError, match=rf"^this needs {package}: pip install 'gadam\[train\]'$"):
+        fetch("mnist", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["imagenet", "imagenet32"])
+def test_what_needs_an_account_says_so_and_where_to_put_it(name: str, tmp_path: Path) -> None:
+    with pytest.raises(
+        DataError, match=f"{name} cannot be .* account of your own .*{name}"
+    ) as error:
+        fetch(name, tmp_path)
+    assert str(tmp_path / name) in str(error.value)
+    assert not everything_in(tmp_path)
+
+
+def test_an_unknown_name_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="did you mean cifar10"):
+        fetch("cifar11", tmp_path)
+
+
+def test_every_set_that_is_published_is_known_by_its_hashes() -> None:
+    assert {*download._PUBLISHED} == {"cifar10", "cifar100", "mnist", "fashion-mnist"}
+    hashes = [known for one in download._PUBLISHED.values() for known in one.files.values()]
+    assert len({*hashes}) == 10
+    assert all(len(known) == 32 and int(known, 16) for known in hashes)
