@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import gzip
 import hashlib
 import io
@@ -14,6 +15,7 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -104,7 +106,7 @@ def test_progress_is_shown_if_wanted(
     fetch("mnist", tmp_path / "with", urls=server.url + "/")
     assert "t10k-labels-idx1-ubyte.gz" in capsys.readouterr().out
     fetch("mnist", tmp_path / "without", urls=server.url, progress=False)
-    assert capsys.readouterr().out == f"mnist is in {tmp_path / 'without' / 'MNIST' / 'raw'}\n"
+    assert capsys.readouterr().out == ""
 
 
 def test_what_is_there_is_not_fetched_again(
@@ -151,9 +153,11 @@ def test_a_wrong_hash_leaves_nothing(server: Server, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_file_that_is_not_served_leaves_nothing(server: Server, tmp_path: Path) -> None:
     (server.folder / "t10k-labels-idx1-ubyte.gz").unlink()
     refused("could not be fetched .*404", "mnist", tmp_path / "data", server.url)
+    gc.collect()  # here, where it is ignored: pooch leaves the answer's socket to be collected
 
 
 def test_no_server_leaves_nothing(server: Server, tmp_path: Path) -> None:
@@ -182,7 +186,8 @@ def test_a_full_disk_leaves_nothing(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("shutil.copyfileobj", full)
+    # In the module's own eyes only: the server copies too.
+    monkeypatch.setattr(download, "shutil", SimpleNamespace(copyfileobj=full))
     monkeypatch.setattr("tarfile.copyfileobj", full)
     refused("could not be fetched .*No space left on device", name, tmp_path / "data", server.url)
 

@@ -16,10 +16,39 @@ from gadam.train.experiments import get, hours, names, recipes
 from gadam.train.recipe import Recipe, RecipeError
 
 # The images' part of the paper, name by name.
-PAPER = """fig1a fig1b fig1c fig1d fig2a fig2b fig2c fig2d fig3a fig3b fig3c fig3d tab-imagenet
-fig-imagenet tab-cifar tab-c10 fig-c10 tab-resnext tab-imagenet32 fig-lookahead fig-frequency fig-tavg
-tab-tavg tab-auto fig-imagenet-lr fig-tradeoff tab-linear-step tab-sharpness tab-baselines
-fig-iaprevious mnist-logistic""".split()
+PAPER = [
+    "fig1a",
+    "fig1b",
+    "fig1c",
+    "fig1d",
+    "fig2a",
+    "fig2b",
+    "fig2c",
+    "fig2d",
+    "fig3a",
+    "fig3b",
+    "fig3c",
+    "fig3d",
+    "tab-imagenet",
+    "fig-imagenet",
+    "tab-cifar",
+    "tab-c10",
+    "fig-c10",
+    "tab-resnext",
+    "tab-imagenet32",
+    "fig-lookahead",
+    "fig-frequency",
+    "fig-tavg",
+    "tab-tavg",
+    "tab-auto",
+    "fig-imagenet-lr",
+    "fig-tradeoff",
+    "tab-linear-step",
+    "tab-sharpness",
+    "tab-baselines",
+    "fig-iaprevious",
+    "mnist-logistic",
+]
 
 
 def distinct(scale: experiments.Scale) -> dict[str, Recipe]:

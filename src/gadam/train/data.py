@@ -145,9 +145,7 @@ def load(name: str, data_dir: str | Path | None = None) -> Dataset:
         (5000, 2000, 10, (1, 28, 28))
     """
     name = canonical(name)
-    source, root = _SOURCES[name], data_folder(data_dir)
-    if name == "fashion-mini":
-        root = Path(str(resources.files("gadam.train"))) / "fashion_mini"
+    source, root = _SOURCES[name], folder_of(name, data_dir)
     try:
         train, test, classes = source.read(root)
     except _Unreadable as error:
@@ -166,8 +164,10 @@ def canonical(name: str) -> str:
     raise ValueError(f"no data set {name!r}: {hint}")
 
 
-def data_folder(data_dir: str | Path | None = None) -> Path:
-    """Where data sets are kept."""
+def folder_of(name: str, data_dir: str | Path | None = None) -> Path:
+    """Where a data set is looked for."""
+    if name == "fashion-mini":
+        return Path(str(resources.files("gadam.train"))) / "fashion_mini"
     return Path(data_dir or os.environ.get("GADAM_DATA") or "~/.cache/gadam/data").expanduser()
 
 
@@ -213,7 +213,8 @@ def _naming(file: Path) -> Iterator[None]:
     except FileNotFoundError as error:
         raise _Unreadable(f"{file} is missing") from error
     except Exception as error:  # a damaged file makes its decoder raise nearly anything
-        raise _Unreadable(f"{file} cannot be read ({error})") from error
+        reason = str(error) or type(error).__name__
+        raise _Unreadable(f"{file} cannot be read ({reason})") from error
 
 
 Read = tuple[Tensor, Tensor]  # (N, C, H, W) and (N,)
@@ -381,7 +382,7 @@ class _Array:
         _, self.shape, self.dtype, self.by_columns, self.content = state
 
     def tensor(self) -> Tensor:
-        if self.dtype.code not in ("u1", b"u1"):
+        if self.dtype.code not in ("u1", b"u1") or type(self.content) is not bytes:
             raise ValueError("its pixels are not bytes")
         content = torch.frombuffer(bytearray(self.content), dtype=torch.uint8)
         if self.by_columns:
@@ -492,7 +493,7 @@ _SOURCES: dict[str, _Source | _Folders] = {
 
 
 def held_out(part: Part, count: int, seed: int = 0) -> tuple[Part, Part]:
-    """The rest, and ``count`` pictures of it held out: of each class the same number, if there are so many.
+    """The rest, and ``count`` pictures held out: as many of each class, if there are so many.
 
     Example:
         >>> rest, held = held_out(load("fashion-mini").train, 500)
@@ -504,12 +505,12 @@ def held_out(part: Part, count: int, seed: int = 0) -> tuple[Part, Part]:
 
 
 def subset(part: Part, count: int, seed: int = 0) -> Part:
-    """``count`` of the pictures: of each class the same number, if there are so many."""
+    """``count`` of the pictures: as many of each class, if there are so many."""
     return _taken(part, _balanced(part.labels, count, _generator("subset", seed)))
 
 
 def with_label_noise(part: Part, fraction: float, num_classes: int, seed: int = 0) -> Part:
-    """The part with this fraction of its labels drawn anew from all classes, so that some stay as they were."""
+    """The part with this fraction of its labels drawn anew from all classes: some stay the same."""
     if not 0 <= fraction <= 1:
         raise ValueError(f"the fraction of labels to draw anew must be in [0, 1], not {fraction}")
     generator = _generator("label noise", seed)
@@ -583,8 +584,8 @@ def batches(
         batch_size: Pictures in a batch; the last has what is left.
         mean: To be subtracted, per channel, in units of [0, 1].
         std: To be divided by, likewise.
-        augment: Whether to mirror every other picture at random, and to cut it at random: out of
-            itself padded with its mean; one from a file, at a random scale and ratio too.
+        augment: Whether to mirror half of the pictures and to cut each at random: out of itself
+            padded with the mean or, if it is from a file, at a random scale and ratio.
         shuffle: Draws the order, and what augmentation needs; without it the order is that of the
             part, and augmentation draws from torch's global generator.
         device: Where the batches are needed.
@@ -616,7 +617,7 @@ def batches(
         images = part.images
         # index_select copies whole pictures, ten times as fast as images[pick].
         raw = (images.index_select(0, pick.to(images.device)).to(device) for pick in picks)
-        if augment:
+        if augment and count:
             draws = [
                 torch.randint(n, (count,), generator=shuffle) for n in (2, 2 * pad + 1, 2 * pad + 1)
             ]

@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from gadam.train.data import DataError, canonical, data_folder, extra, how_to_get, load
+from gadam.train.data import DataError, canonical, extra, folder_of, how_to_get, load
 
 __all__ = ["fetch"]
 
@@ -88,7 +88,8 @@ def fetch(
         >>> _ = fetch("fashion-mini", "data")
         fashion-mini is there already: it comes with the package
     """
-    name, root = canonical(name), data_folder(data_dir)
+    name = canonical(name)
+    root = folder_of(name, data_dir)
     try:
         load(name, root)
     except DataError as error:
@@ -110,7 +111,6 @@ def fetch(
             f"{name} could not be fetched from {url} into {root} ({reason}): nothing of it was kept,"
             f" so mend that and run `gadam data {name}` again"
         ) from error
-    print(f"{name} is in {root / published.folder}")
     return root
 
 

@@ -19,6 +19,9 @@ SHAPES = {
 }
 
 
+_PREPARED = task._prepared.__wrapped__  # not the one that remembers other data
+
+
 def load(name: str, data_dir: object = None, *, train: int = 10, test: int = 4) -> data.Dataset:
     shape, classes = SHAPES[name]
     generator = torch.Generator().manual_seed(0)
@@ -40,8 +43,7 @@ def load(name: str, data_dir: object = None, *, train: int = 10, test: int = 4) 
 def install(monkeypatch, **kwargs) -> None:
     """Let recipes find these instead of the true ones."""
     monkeypatch.setattr(data, "load", lambda name, data_dir=None: load(name, data_dir, **kwargs))
-    task._prepared.cache_clear()
-    monkeypatch.setattr(task, "_prepared", task._prepared.__wrapped__)
+    monkeypatch.setattr(task, "_prepared", _PREPARED)
 
 
 def two_steps(recipe: Recipe) -> Recipe:

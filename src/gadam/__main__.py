@@ -1,0 +1,7 @@
+"""`python -m gadam`."""
+
+import sys
+
+from gadam.cli import main
+
+sys.exit(main())

@@ -1,0 +1,237 @@
+"""The loop: what it computes, that it resumes to the bit, and that nothing leaks between its parts."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import gadam
+import synthetic
+from contract import same
+from gadam.train import loop, optimizers, task
+from gadam.train.recipe import Average, Data, Optimizer, Recipe, RecipeError, Schedule
+
+DATA = Data("fashion-mini", validation=100, examples=400, size=14, augment=False, label_noise=0.2)
+BASE = Recipe(
+    "r",
+    model="logistic",
+    data=DATA,
+    optimizer=Optimizer("sgd", 0.05),
+    epochs=4,
+    batch_size=100,
+)
+AVERAGED = replace(BASE, average=Average(1), optimizer=Optimizer("adamw", 1e-2, 0.1))
+
+METHODS = {
+    "sgd": BASE,
+    "swa": replace(BASE, average=Average(1)),
+    "gadam": AVERAGED,
+    "gadam every step": replace(AVERAGED, average=Average(1, every=1)),
+    "gadamx": replace(AVERAGED, optimizer=Optimizer("padamw", 0.1, 1e-2)),
+    "gadam + LH": replace(AVERAGED, optimizer=Optimizer("adamw", 1e-2, 0.1, lookahead=True)),
+    "sgd + LH": replace(BASE, optimizer=Optimizer("sgd", 0.05, lookahead=True)),
+    "ranger": replace(BASE, optimizer=Optimizer("ranger", 1e-2)),
+    "asgd": replace(BASE, optimizer=Optimizer("asgd", 0.1), average=Average(1, every=1)),
+    "padam": replace(BASE, optimizer=Optimizer("padam", 0.1, amsgrad=True)),
+    "adam": replace(BASE, optimizer=Optimizer("adam", 1e-2, 1e-4)),
+    "cosine": replace(BASE, optimizer=Optimizer("adamw", 1e-2), schedule=Schedule("cosine")),
+    "ema": replace(AVERAGED, average=Average(1, every=1, weighting="ema", decay=0.9)),
+    "lawa": replace(AVERAGED, average=Average(0, weighting="window", size=2)),
+    "auto": replace(AVERAGED, average=Average("plateau", patience=1), epochs=6),
+    "schedule-free": replace(BASE, optimizer=Optimizer("schedule-free", 1e-2)),
+    "batchnorm": replace(AVERAGED, model="vgg-mini", data=replace(DATA, size=8)),
+    "accumulate, clip, augment": replace(
+        AVERAGED, accumulate=3, clip=0.5, data=replace(DATA, augment=True, pad=1)
+    ),
+    "bf16": replace(AVERAGED, amp="bf16"),
+}
+
+
+def timeless(folder: Path) -> tuple[Any, Any]:
+    """The result and the record without what the clock has to do with; and the last state."""
+    result = json.loads((folder / "result.json").read_text())
+    for key in ("seconds", "peak_memory"):
+        del result[key]
+    lines = [json.loads(line) for line in (folder / "epochs.jsonl").read_text().splitlines()]
+    for line in lines:
+        del line["seconds"]
+    state = torch.load(max(folder.glob("checkpoint-*.pt")), weights_only=True)
+    del state["lines"]  # they have times in them
+    return (result, lines), state
+
+
+def assert_same_run(a: Path, b: Path) -> None:
+    (numbers_a, state_a), (numbers_b, state_b) = timeless(a), timeless(b)
+    assert numbers_a == numbers_b
+    same(state_a, state_b)
+
+
+def stop_after(steps: int):
+    calls = iter(range(steps + 1))
+    return lambda: next(calls, None) is None
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_stopped_run_ends_as_the_undisturbed_one(name, tmp_path, monkeypatch):
+    """Stopped in its third epoch, and again in what follows, with a checkpoint at every epoch."""
+    if name == "schedule-free":
+        pytest.importorskip("schedulefree")
+    recipe = METHODS[name]
+    loop.train(recipe, tmp_path / "whole", seed=3)
+    monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", 0.0)
+    for steps in (7, 2):
+        with pytest.raises(loop.Stopped):
+            loop.train(recipe, tmp_path / "torn", seed=3, should_stop=stop_after(steps))
+    loop.train(recipe, tmp_path / "torn", seed=3)
+    assert_same_run(tmp_path / "whole", tmp_path / "torn")
+
+
+def test_stopped_before_any_checkpoint_it_begins_anew(tmp_path):
+    loop.train(BASE, tmp_path / "whole")
+    with pytest.raises(loop.Stopped):
+        loop.train(BASE, tmp_path / "torn", should_stop=stop_after(8))
+    assert (tmp_path / "torn" / "epochs.jsonl").read_text()
+    loop.train(BASE, tmp_path / "torn")
+    assert_same_run(tmp_path / "whole", tmp_path / "torn")
+
+
+def test_seeds_differ_and_repeat(tmp_path):
+    for folder, seed in (("a", 0), ("b", 0), ("c", 1)):
+        loop.train(AVERAGED, tmp_path / folder, seed=seed)
+    assert_same_run(tmp_path / "a", tmp_path / "b")
+    assert timeless(tmp_path / "a")[0] != timeless(tmp_path / "c")[0]
+
+
+def test_it_is_plain_training(tmp_path):
+    """Against a loop written out: SGD by the linear schedule, averaged by hand."""
+    recipe = replace(BASE, schedule=Schedule("linear-ia"), average=Average(1), epochs=5)
+    result = loop.train(recipe, tmp_path, seed=1)
+    problem = task.Images(recipe, 1, torch.device("cpu"), None)
+    model = problem.model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    samples = []
+    for epoch in range(5):
+        optimizer.param_groups[0]["lr"] = 0.05 * gadam.schedule.linear_for_averaging(epoch, start=1)
+        for x, y in problem.batches(epoch):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        if epoch >= 1:
+            samples.append([p.detach().clone() for p in model.parameters()])
+    assert result["samples"] == len(samples) == 4
+    assert problem.evaluate(model, "test")["loss"] == pytest.approx(
+        result["iterate"]["test"]["loss"], rel=1e-6
+    )
+    with torch.no_grad():
+        for p, *values in zip(model.parameters(), *samples):
+            p.copy_(torch.stack(values).mean(0))
+    for part in ("validation", "test"):
+        assert problem.evaluate(model, part) == pytest.approx(result["average"][part], rel=1e-5)
+
+
+def test_accumulated_gradients_are_those_of_the_whole_batch(tmp_path):
+    whole = loop.train(replace(BASE, batch_size=64), tmp_path / "a")
+    parts = loop.train(replace(BASE, batch_size=64, accumulate=5), tmp_path / "b")
+    assert parts["iterate"]["test"]["loss"] == pytest.approx(
+        whole["iterate"]["test"]["loss"], rel=1e-4
+    )
+
+
+def test_clipping_bounds_the_step(tmp_path):
+    clipped = replace(BASE, clip=1e-9, optimizer=Optimizer("sgd", 1.0, momentum=0.0))
+    still = replace(BASE, optimizer=Optimizer("sgd", 0.0))
+    a = loop.train(clipped, tmp_path / "a")["iterate"]["test"]["loss"]
+    b = loop.train(still, tmp_path / "b")["iterate"]["test"]["loss"]
+    assert a == pytest.approx(b, rel=1e-6)
+
+
+def test_the_average_is_sampled_once_an_epoch_from_its_start(tmp_path):
+    """The authors' 139 samples in 300 epochs from 161 on, at the scale of ten."""
+    loop.train(replace(AVERAGED, epochs=10, average=Average(5)), tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "epochs.jsonl").read_text().splitlines()]
+    assert [line["samples"] for line in lines] == [0, 0, 0, 0, 0, 1, 2, 3, 4, 5]
+    assert ["average" in line for line in lines] == [False] * 5 + [True] * 5
+    model = torch.nn.Linear(2, 2)
+    recipe = Recipe("r", "logistic", optimizer=Optimizer("adamw"), average=Average(161), epochs=300)
+    optimizer, average = optimizers.build(recipe, model, steps_per_epoch=1)
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    for _ in range(300):
+        optimizer.step()
+    assert average is not None
+    assert average.count == 139
+
+
+def test_rates_are_the_schedules(tmp_path):
+    recipe = replace(BASE, epochs=10, schedule=Schedule("step", milestones=(3, 7)))
+    factors = [optimizers.rate_factor(recipe, epoch) for epoch in range(10)]
+    assert factors == pytest.approx([1] * 3 + [0.1] * 4 + [0.01] * 3)
+    cosine = replace(recipe, schedule=Schedule("cosine"))
+    assert [optimizers.rate_factor(cosine, e) for e in (0, 5)] == pytest.approx([1.0, 0.5])
+    frozen = replace(recipe, schedule=Schedule("frozen-linear"), average=Average(7))
+    assert optimizers.rate_factor(frozen, 9) == optimizers.rate_factor(frozen, 7) < 1
+    loop.train(replace(recipe, evaluate_every=10), tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "epochs.jsonl").read_text().splitlines()]
+    assert [line["lr"] for line in lines] == pytest.approx([0.05 * f for f in factors])
+    assert ["iterate" in line for line in lines] == [False] * 9 + [True]
+
+
+def test_a_plateau_starts_and_stops(tmp_path):
+    recipe = replace(METHODS["auto"], epochs=60, optimizer=Optimizer("adamw", 0.05))
+    result = loop.train(recipe, tmp_path)
+    assert result["epochs"] < 60
+    assert 0 < result["samples"] < result["epochs"]
+
+
+def test_a_diverged_run_says_so_and_ends(tmp_path):
+    recipe = replace(BASE, optimizer=Optimizer("sgd", 1e38), epochs=50)
+    result = loop.train(recipe, tmp_path)
+    assert result["status"] == "diverged"
+    assert result["epochs"] < 50
+    json.loads((tmp_path / "result.json").read_text(), parse_constant=lambda _: math.nan)
+
+
+def test_a_finished_run_is_not_run_again(tmp_path):
+    first = loop.train(BASE, tmp_path)
+    assert loop.train(BASE, tmp_path, should_stop=lambda: True) == first
+
+
+def test_validation_labels_stay_true_and_are_not_trained_on(tmp_path):
+    _, parts = task._prepared(replace(DATA, label_noise=1.0, examples=None), None)
+    _, clean = task._prepared(replace(DATA, label_noise=0.0, examples=None), None)
+    assert torch.equal(parts["validation"].labels, clean["validation"].labels)
+    assert not torch.equal(parts["train"].labels, clean["train"].labels)
+    assert len(parts["train"]) + len(parts["validation"]) == 5000
+    assert torch.equal(parts["test"].labels, clean["test"].labels)
+
+
+def test_the_test_set_changes_nothing(tmp_path, monkeypatch):
+    """Training with another test set ends in the same weights, a plateau's decisions included."""
+    recipe = METHODS["auto"]
+    synthetic.install(monkeypatch, train=400, test=50)
+    loop.train(recipe, tmp_path / "a")
+    synthetic.install(monkeypatch, train=400, test=11)
+    loop.train(recipe, tmp_path / "b")
+    (_, a), (_, b) = timeless(tmp_path / "a"), timeless(tmp_path / "b")
+    same(a, b)
+
+
+@pytest.mark.slow
+def test_compiled_training_agrees(tmp_path):
+    plain = loop.train(AVERAGED, tmp_path / "a")
+    compiled = loop.train(replace(AVERAGED, compile=True), tmp_path / "b")
+    assert compiled["average"]["test"]["loss"] == pytest.approx(
+        plain["average"]["test"]["loss"], rel=1e-3
+    )
+
+
+def test_a_missing_package_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "schedulefree", None)
+    with pytest.raises(RecipeError, match="pip install schedulefree"):
+        loop.train(METHODS["schedule-free"], tmp_path)
