@@ -5,14 +5,15 @@ from __future__ import annotations
 import difflib
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import torch
 import tyro
 
-from gadam.train import data, experiments, screen, summary
+from gadam.train import data, experiments, models, screen, summary
 from gadam.train.experiments import Experiment
 from gadam.train.recipe import Recipe, RecipeError, override
 from gadam.train.record import Run, RunError, write_atomically
@@ -115,7 +116,7 @@ def _sweep(name: str, scale: Literal["mini", "paper"], common: Common) -> int:
     experiment = experiments.get(name, scale)
     recipes = {row: _overridden(r, common) for row, r in experiment.recipes.items()}
     experiment = replace(experiment, recipes=recipes)
-    _check_data(recipes.values(), common)
+    _check(list(recipes.values()), common)
     folder = common.out or Path("runs") / (name if scale == "mini" else f"{name}-{scale}")
     seeds = experiment.seeds if common.seeds is None else common.seeds
     if seeds < 1:
@@ -167,11 +168,25 @@ def _run_all(jobs: list[Job], common: Common) -> dict[Job, Any]:
     return done
 
 
-def _check_data(recipes: Any, common: Common) -> None:
-    """Look for every data set before anything is trained on another."""
+def _check(recipes: Iterable[Recipe], common: Common) -> None:
+    """Look for every data set, network and the device before anything is trained."""
     directory = str(common.data_dir) if common.data_dir is not None else None
-    for name in dict.fromkeys(recipe.data.name for recipe in recipes):
-        data.load(name, directory)
+    try:
+        torch.empty(1, device=common.device)
+    except (RuntimeError, AssertionError) as error:
+        raise RecipeError(f"--device {common.device}: {str(error).splitlines()[0]}") from None
+    try:
+        seen = {}
+        for name in dict.fromkeys(recipe.data.name for recipe in recipes):
+            seen[name] = data.load(name, directory)
+        for recipe in recipes:
+            channels, height, width = seen[recipe.data.name].input_shape
+            size = recipe.data.size
+            with torch.device("meta"):
+                shape = (channels, size or height, size or width)
+                models.build(recipe.model, seen[recipe.data.name].num_classes, shape)
+    except ValueError as error:  # a name that is none
+        raise RecipeError(str(error)) from None
 
 
 # ---------------------------------------------------------------------------------------------- train
@@ -203,7 +218,7 @@ def _train(arguments: list[str]) -> int:
         hint = f": did you mean {near[0]!r}?" if near else ""
         raise RecipeError(f"there is no recipe {name!r}{hint} (see `gadam list`)")
     recipe = override(known[name], common.settings)
-    _check_data([recipe], common)
+    _check([recipe], common)
     folder = common.out or Path("runs") / "train"
     seeds = range(first, first + (common.seeds or 1))
     jobs = [_job(name, recipe, seed, folder / f"{name}-{seed}", common) for seed in seeds]
@@ -272,7 +287,10 @@ def _data(arguments: list[str]) -> int:
     name, directory = tyro.cli(
         data_, prog="gadam data", args=arguments, config=(tyro.conf.FlagCreatePairsOff,)
     )
-    print(f"{name} is in {fetch(name, directory)}")
+    try:
+        print(f"{name} is in {fetch(name, directory)}")
+    except ValueError as error:  # a name that is none
+        raise RecipeError(str(error)) from None
     return 0
 
 

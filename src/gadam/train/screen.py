@@ -20,10 +20,10 @@ __all__ = ["Bars", "JsonLines", "Lines", "Quiet", "listener", "print_list", "pri
 
 
 def _points(line: dict[str, Any], metric: str = "accuracy") -> str:
-    """The test error of both points, where they were evaluated."""
+    """The error of both points where they were evaluated: on validation data, if there are some."""
     errors = []
     for point in ("iterate", "average"):
-        if point in line:
+        if line.get(point):
             part = "validation" if "validation" in line[point] else "test"
             value = line[point][part].get(metric)
             if value is not None:

@@ -16,6 +16,13 @@ __all__ = ["Estimate", "Row", "best", "cells", "markdown", "rows", "to_json"]
 _STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 
+def _student(freedom: int) -> float:
+    if freedom <= len(_STUDENT):
+        return _STUDENT[freedom - 1]
+    z = 1.959964  # and the first terms by which Student's quantile differs from the normal one
+    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+
+
 @dataclass(frozen=True)
 class Estimate:
     """A mean over seeds, its standard error (None for one seed) and how many there were."""
@@ -37,8 +44,7 @@ class Estimate:
         """Half the width of the 95 % confidence interval."""
         if self.error is None:
             return None
-        freedom = self.count - 1
-        return self.error * (_STUDENT[freedom - 1] if freedom <= len(_STUDENT) else 2.0)
+        return self.error * _student(self.count - 1)
 
     def __str__(self) -> str:
         return f"{self.mean:.2f}" if self.error is None else f"{self.mean:.2f} ± {self.error:.2f}"
