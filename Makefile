@@ -4,14 +4,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: help test test-all lint format clean
+.PHONY: help compare test test-all lint format clean
 
 help:
+	@echo "make compare   set up .venv and show what iterate averaging does (five minutes)"
 	@echo "make test      set up .venv and run the test-suite (minutes)"
 	@echo "make test-all  the long tests too"
 	@echo "make lint      formatting, style and types"
 	@echo "make format    write the formatting"
 	@echo "make clean     remove .venv and caches"
+
+compare: $(VENV)/train
+	$(BIN)/gadam compare $(ARGS)
 
 # Two processes with one thread each beat one with two.
 test: $(VENV)/test

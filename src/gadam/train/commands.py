@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import platform
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -13,9 +14,10 @@ from typing import Annotated, Any, Literal
 import torch
 import tyro
 
+import gadam
 from gadam.train import data, experiments, models, screen, summary
 from gadam.train.experiments import Experiment
-from gadam.train.recipe import Recipe, RecipeError, override
+from gadam.train.recipe import Recipe, RecipeError, override, to_dict
 from gadam.train.record import Run, RunError, write_atomically
 from gadam.train.sweep import Job, available_cores, sweep
 
@@ -129,7 +131,15 @@ def _sweep(name: str, scale: Literal["mini", "paper"], common: Common) -> int:
     done = _run_all(list(jobs.values()), common)
     results = {key: done.get(job) for key, job in jobs.items()}
     table = summary.rows(experiment, results)
-    content = {**summary.to_json(experiment, table), "scale": scale, "seeds": seeds}
+    content = {
+        **summary.to_json(experiment, table),
+        "scale": scale,
+        "seeds": seeds,
+        "command": _command_line(name, scale, seeds, common),
+        "versions": {"gadam": gadam.__version__, "torch": torch.__version__},
+        "machine": {"system": platform.platform(), "cores": available_cores()},
+        "recipes": {row: to_dict(recipe) for row, recipe in recipes.items()},
+    }
     write_atomically(folder / "summary.json", (json.dumps(content, indent=1) + "\n").encode())
     write_atomically(folder / "summary.md", (summary.markdown(table) + "\n").encode())
     if common.json:
@@ -138,6 +148,13 @@ def _sweep(name: str, scale: Literal["mini", "paper"], common: Common) -> int:
         screen.print_table(experiment, table)
         print(f"The runs, and this table as summary.md and summary.json, are in {folder}")
     return 1 if any(result is None for result in results.values()) else 0
+
+
+def _command_line(name: str, scale: str, seeds: int, common: Common) -> str:
+    words = ["gadam", "compare"] if name == experiments.COMPARE else ["gadam", "reproduce", name]
+    words += ["--scale", scale] if name != experiments.COMPARE else []
+    words += ["--seeds", str(seeds)]
+    return " ".join([*words, *(f"--set {setting}" for setting in common.settings)])
 
 
 def _overridden(recipe: Recipe, common: Common) -> Recipe:
