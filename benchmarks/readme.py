@@ -48,19 +48,53 @@ def step_time(report: dict[str, Any]) -> str:
         f"{versions['pytorch_optimizer']}; torch's fused AdamW takes {base}. From "
         f"`results/step-time.json`, written by `gadam bench --threads {machine['threads']} --repetitions "
         f"{networks[0]['repetitions']} --json results/step-time.json`. The "
-        "machine is shared: its memory and clock vary by a third within minutes, and ratios by a tenth, "
-        "that of p = 0.2, which computes most, by more.",
+        "machine is shared: its memory and clock vary by a third within minutes, and ratios by a tenth.",
     ]
     return "\n".join(lines)
 
 
+def compare(report: dict[str, Any]) -> str:
+    """The table of `gadam compare`."""
+
+    def shown(estimate: dict[str, Any] | None) -> str:
+        return "" if estimate is None else f"{estimate['mean']:.2f} ± {estimate['error']:.2f}"
+
+    lines = [
+        "| method | rate, decay | last iterate | average | gain over its base (95 % interval) |",
+        "|---|---|---:|---:|---:|",
+    ]
+    for row in report["rows"]:
+        optimizer = report["recipes"][row["label"]]["optimizer"]
+        difference, gain = row["difference"], ""
+        if difference is not None:
+            half = STUDENT_3_SEEDS * difference["error"]
+            gain = f"{difference['mean']:+.2f} ± {half:.2f}"
+        setting = f"{optimizer['lr']:g}, {optimizer['weight_decay']:.2g}"
+        cells = [row["label"], setting, shown(row["iterate"]), shown(row["average"]), gain]
+        lines.append(f"| {' | '.join(cells)} |")
+    seconds = [row["seconds"] for row in report["rows"]]
+    lines += [
+        "",
+        f"Test accuracy in %, mean ± standard error over {report['seeds']} seeds. Written by "
+        f"`{report['command']}` (torch {report['versions']['torch']}, {report['machine']['cores']} cores, "
+        f"{min(seconds):.0f} to {max(seconds):.0f} s a run on one core) to `results/compare.json`.",
+    ]
+    return "\n".join(lines)
+
+
+STUDENT_3_SEEDS = 4.303  # the 97.5 % quantile of Student's t with two degrees of freedom
+TABLES = {"step-time": step_time, "compare": compare}
+
+
 def rendered(readme: str) -> str:
     """The README with its tables made anew."""
-    begin, end = "<!-- step-time -->\n", "\n<!-- /step-time -->"
-    before, _, rest = readme.partition(begin)
-    _, _, after = rest.partition(end)
-    report = json.loads((ROOT / "results" / "step-time.json").read_text())
-    return before + begin + step_time(report) + end + after
+    for name, table in TABLES.items():
+        begin, end = f"<!-- {name} -->\n", f"\n<!-- /{name} -->"
+        before, _, rest = readme.partition(begin)
+        _, _, after = rest.partition(end)
+        report = json.loads((ROOT / "results" / f"{name}.json").read_text())
+        readme = before + begin + table(report) + end + after
+    return readme
 
 
 def main() -> int:

@@ -128,6 +128,21 @@ def _sweep(name: str, scale: Literal["mini", "paper"], common: Common) -> int:
         for seed in range(seeds)
         for row, recipe in recipes.items()
     }
+    description = {
+        "name": experiment.name,
+        "title": experiment.title,
+        "metric": experiment.metric,
+        "note": experiment.note,
+        "rows": list(recipes),
+        "bases": dict(experiment.bases),
+        "published": dict(experiment.published),
+        "seeds": seeds,
+        "command": _command_line(name, scale, seeds, common),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(
+        folder / "experiment.json", (json.dumps(description, indent=1) + "\n").encode()
+    )
     done = _run_all(list(jobs.values()), common)
     results = {key: done.get(job) for key, job in jobs.items()}
     table = summary.rows(experiment, results)
@@ -172,7 +187,7 @@ def _job(label: str, recipe: Recipe, seed: int, folder: Path, common: Common) ->
 
 def _run_all(jobs: list[Job], common: Common) -> dict[Job, Any]:
     for job in jobs:  # before any work: a folder that holds something else
-        Run(job.folder, job.recipe, job.seed).begin(job.threads)
+        Run(job.folder, job.recipe, job.seed, job.label).begin(job.threads)
     workers = common.workers or max(1, available_cores() // common.threads)
     listener: Any = screen.listener(len(jobs), quiet=common.quiet, as_json=common.json)
     with listener:

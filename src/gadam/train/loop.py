@@ -41,6 +41,7 @@ def train(
     data_dir: str | None = None,
     device: str | torch.device = "cpu",
     threads: int = 1,
+    label: str = "",
     progress: Callable[[float, dict[str, Any] | None], None] = lambda epochs, line: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
@@ -53,10 +54,11 @@ def train(
         data_dir: where data sets are
         device: where to compute
         threads: on the CPU
+        label: what the run is called beside others
         progress: is told how many epochs are done, and each epoch's line of the record
         should_stop: asked at every step; True raises :class:`Stopped`
     """
-    run = Run(folder, recipe, seed)
+    run = Run(folder, recipe, seed, label)
     with run.locked():
         torch.set_num_threads(run.begin(threads))
         if run.result is not None:

@@ -94,10 +94,12 @@ class Run:
         folder: made if it is not there
         recipe: what is asked for; a folder that holds another recipe's run is refused
         seed: likewise
+        label: what the run is called beside others; by default as the paper calls its method
     """
 
-    def __init__(self, folder: str | Path, recipe: Recipe, seed: int) -> None:
+    def __init__(self, folder: str | Path, recipe: Recipe, seed: int, label: str = "") -> None:
         self.folder, self.recipe, self.seed = Path(folder), recipe, seed
+        self.label = label or recipe.method
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -149,6 +151,7 @@ class Run:
                 f"{path} is missing beside checkpoints: say another --out, or remove them"
             )
         content = {
+            "label": self.label,
             "recipe": to_dict(self.recipe),
             "seed": self.seed,
             "threads": threads,

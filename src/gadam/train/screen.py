@@ -113,7 +113,7 @@ class Bars(Quiet):
         self._all = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(),
-            TextColumn("{task.completed:.0f}/{task.total:.0f} runs"),
+            TextColumn("{task.fields[done]}/{task.total} runs"),
             TimeRemainingColumn(),
             console=console,
         )
@@ -124,7 +124,7 @@ class Bars(Quiet):
             TextColumn("[dim]{task.fields[error]}"),
             console=console,
         )
-        self._total = self._all.add_task("all", total=jobs)
+        self._total = self._all.add_task("all", total=jobs, done=0)
         self._tasks: dict[Job, Any] = {}
         self._done: dict[Job, float] = {}
         self._live = Live(Group(self._all, self._runs), console=console, refresh_per_second=6)
@@ -146,17 +146,26 @@ class Bars(Quiet):
         error = _points(line) if line else ""
         if error:
             self._runs.update(self._tasks[job], error=f"error: {error}")
-        self._done[job] = epochs / job.recipe.epochs
-        self._all.update(self._total, completed=sum(self._done.values()))
+        self._done[job] = 0.999 * epochs / job.recipe.epochs  # over when it says so
+        self._count()
+
+    def _count(self) -> None:
+        done = self._done.values()
+        self._all.update(self._total, completed=sum(done), done=sum(share == 1.0 for share in done))
 
     def _close(self, job: Job) -> None:
         if job in self._tasks:
             self._runs.remove_task(self._tasks.pop(job))
         self._done[job] = 1.0
-        self._all.update(self._total, completed=sum(self._done.values()))
+        self._count()
 
     def finished(self, job: Job, result: dict[str, Any]) -> None:
         self._close(job)
+        seconds = sum(result["seconds"].values())
+        self._console.print(
+            f"[dim]{job.label}, seed {job.seed}: {result['status']}, {seconds:.0f} s, error: "
+            f"{_points(result)}"
+        )
 
     def failed(self, job: Job, reason: str) -> None:
         self._close(job)

@@ -185,6 +185,7 @@ def _work(connection: Connection, stop: Any) -> None:
                 data_dir=job.data_dir,
                 device=job.device,
                 threads=job.threads,
+                label=job.label,
                 progress=lambda epochs, line: connection.send(("went on", epochs, line)),
                 should_stop=stop.is_set,
             )

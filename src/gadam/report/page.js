@@ -1,0 +1,109 @@
+"use strict";
+(() => {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const root = document.documentElement;
+  const button = document.getElementById("theme");
+  const dark = () => root.dataset.theme === "dark";
+  const wanted = matchMedia("(prefers-color-scheme: dark)");
+
+  const rows = data.curves.flatMap((c) => c.epoch.map((epoch, i) => ({
+    label: c.label, point: c.point, style: `${c.label} ${c.point}`, epoch, seconds: c.seconds[i],
+    value: c.value[i], low: c.low[i], high: c.high[i], seeds: c.seeds[i],
+  })));
+
+  const checked = (name) => [...document.querySelectorAll(`input[name="${name}"]:checked`)].map((i) => i.value);
+  const state = () => ({
+    labels: new Set(checked("method")), points: new Set(checked("point")),
+    x: checked("x")[0], y: checked("y")[0],
+  });
+
+  const config = () => {
+    const ink = getComputedStyle(root).getPropertyValue("--ink").trim();
+    const line = getComputedStyle(root).getPropertyValue("--line").trim();
+    return {
+      background: "transparent", view: { stroke: null }, font: "system-ui, sans-serif",
+      axis: { labelColor: ink, titleColor: ink, gridColor: line, domainColor: line, tickColor: line, labelFontSize: 12, titleFontSize: 12, titleFontWeight: 500 },
+      legend: { labelColor: ink, titleColor: ink, labelFontSize: 12 },
+    };
+  };
+
+  const embed = async (id, spec) => {
+    const box = document.getElementById(id);
+    const result = await vegaEmbed(box, { ...spec, config: config() }, { actions: false, renderer: "svg", ast: false });
+    box.dataset.ready = String((Number(box.dataset.ready) || 0) + 1);
+    return result;
+  };
+
+  const drawCurves = () => {
+    const s = state();
+    const shown = rows.filter((r) => s.labels.has(r.label) && s.points.has(r.point));
+    const spec = structuredClone(data.specs.curves);
+    spec.datasets = { curves: shown };
+    for (const layer of spec.layer) {
+      layer.encoding.x.field = s.x;
+      layer.encoding.x.title = s.x === "epoch" ? "epoch" : "seconds";
+      layer.encoding.y.scale = { type: s.y, zero: false };
+    }
+    return embed("curves", spec);
+  };
+
+  const drawRates = () => {
+    const s = state();
+    const spec = structuredClone(data.specs.rates);
+    const rates = data.rates.filter((r) => s.labels.has(r.label));
+    spec.datasets = {
+      rates: rates.flatMap((r) => r.rate.map((rate, epoch) => ({ label: r.label, epoch, rate })).filter((p) => p.rate > 0)),
+      starts: rates.filter((r) => r.start !== null).map((r) => ({ label: r.label, epoch: r.start })),
+    };
+    return embed("rates", spec);
+  };
+
+  const drawCosts = () => {
+    const s = state();
+    const spec = structuredClone(data.specs.costs);
+    spec.datasets = {
+      costs: data.costs.filter((c) => s.labels.has(c.label)).flatMap((c) =>
+        Object.entries(c.seconds).map(([what, seconds]) => ({ label: c.label, what, seconds }))),
+    };
+    return embed("costs", spec);
+  };
+
+  const drawSections = () => Promise.all(data.sections.map((spec, i) => embed(`section-chart-${i}`, spec)));
+  const draw = () => Promise.all([drawCurves(), drawRates(), drawCosts(), drawSections()]);
+
+  const setTheme = (theme) => {
+    root.dataset.theme = theme;
+    button.textContent = theme === "dark" ? "Light" : "Dark";
+    button.setAttribute("aria-pressed", String(theme === "dark"));
+  };
+  setTheme(wanted.matches ? "dark" : "light");
+  wanted.addEventListener("change", (e) => { setTheme(e.matches ? "dark" : "light"); draw(); });
+  button.addEventListener("click", () => { setTheme(dark() ? "light" : "dark"); draw(); });
+
+  const form = document.getElementById("controls");
+  form.addEventListener("submit", (e) => e.preventDefault());
+  form.addEventListener("change", () => draw());
+  for (const all of form.querySelectorAll("button[data-all]"))
+    all.addEventListener("click", () => {
+      for (const box of form.querySelectorAll('input[name="method"]')) box.checked = all.dataset.all === "true";
+      draw();
+    });
+
+  if (data.live) {
+    // What is chosen outlives a reload.
+    const inputs = [...form.querySelectorAll("input")];
+    const key = (i) => `${i.name}=${i.value}`;
+    const kept = JSON.parse(sessionStorage.getItem("controls") || "{}");
+    for (const i of inputs) if (key(i) in kept) i.checked = kept[key(i)];
+    const keep = () => sessionStorage.setItem("controls", JSON.stringify(Object.fromEntries(inputs.map((i) => [key(i), i.checked]))));
+    form.addEventListener("change", keep);
+    form.addEventListener("click", keep);
+    setInterval(async () => {
+      try {
+        const answer = await fetch("version", { cache: "no-store" });
+        if (answer.ok && (await answer.text()) !== data.live) location.reload();
+      } catch { /* the server is gone: the page stays */ }
+    }, 3000);
+  }
+  draw().then(() => { document.body.dataset.drawn = "true"; });
+})();

@@ -1,0 +1,429 @@
+"""The page: one file of HTML that needs no network.
+
+A part of the library that wants a section of its own leaves ``sections/NAME.json`` in a run's or a
+sweep's folder: ``{"title": …, "blocks": [block, …]}``, with these blocks:
+
+=====================================================  ==========================================
+``{"kind": "text", "text": …}``                        a paragraph
+``{"kind": "table", "header": […], "rows": [[…], …]}``  a table
+``{"kind": "chart", "spec": …, "caption": …}``         a Vega-Lite figure
+``{"kind": "image", "file": …, "caption": …}``         a PNG or SVG file beside the JSON file
+=====================================================  ==========================================
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable, Sequence
+from functools import cache
+from html import escape
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from gadam.report import series
+from gadam.report.records import Collection
+from gadam.train import summary
+from gadam.train.recipe import to_dict
+
+__all__ = ["ReportError", "render"]
+
+
+class ReportError(RuntimeError):
+    """A report that cannot be written: the message says why, and what to do."""
+
+
+def render(collection: Collection, *, live: str = "") -> str:
+    """The page.
+
+    Args:
+        collection: what is on it
+        live: for a page that is served: what the server will call this state of things
+    """
+    curves = series.curves(collection)
+    styles = series.styles(collection.labels)
+    charts: list[dict[str, Any]] = []
+    sections = "".join(_section(section, charts) for section in collection.sections)
+    data: dict[str, Any] = {
+        "curves": [vars(curve) for curve in curves],
+        "rates": series.rates(collection),
+        "costs": series.costs(collection),
+        "specs": _specs(collection, curves, styles),
+        "sections": charts,
+        "live": live,
+    }
+    metric = series.axis_title(collection.experiment.metric)
+    values = {
+        "title": escape(collection.title),
+        "lead": escape(_lead(collection)),
+        "problems": _problems(collection),
+        "table": _headline(collection),
+        "methods": "".join(_method(label, i, styles) for i, label in enumerate(collection.labels)),
+        "curves-label": escape(f"{metric} by epoch of {', '.join(collection.labels)}"),
+        "curves-caption": escape(
+            f"{metric[0].upper()}{metric[1:]}: means over seeds, bands of one standard error. Hover for "
+            "values."
+        ),
+        "curves-table": _curves_table(curves, metric),
+        "costs-table": _costs_table(data["costs"]),
+        "sections": sections,
+        "how": _how(collection),
+        "data": _json_for_html(data),
+        "css": _file("page.css"),
+        "js": _file("page.js"),
+        "vega": _vega(),
+    }
+    page = _file("page.html")
+    # By position, not by replacing: what is filled in must not be looked through again.
+    parts = page.split("@@")
+    return "".join(part if i % 2 == 0 else values[part] for i, part in enumerate(parts))
+
+
+def _file(name: str) -> str:
+    return resources.files("gadam.report").joinpath(name).read_text()
+
+
+@cache
+def _vega() -> str:
+    try:
+        import vl_convert
+    except ImportError:
+        raise ReportError("the report needs vl-convert: pip install 'gadam[report]'") from None
+    bundle: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+    return bundle.replace("</script", "<\\/script")
+
+
+def _json_for_html(data: Any) -> str:
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False, default=str)
+    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+def table(
+    header: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    caption: str = "",
+    best: Iterable[tuple[int, int]] = (),
+) -> str:
+    """A table of texts; ``best`` are (row, column) to mark."""
+    marked = set(best)
+    head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in header)
+    body = ""
+    for i, row in enumerate(rows):
+        cells = "".join(
+            f'<th scope="row">{escape(cell)}</th>'
+            if j == 0
+            else f"<td{' class=best' if (i, j) in marked else ''}>{escape(cell)}</td>"
+            for j, cell in enumerate(row)
+        )
+        body += f"<tr>{cells}</tr>"
+    title = f"<caption>{escape(caption)}</caption>" if caption else ""
+    return (
+        f'<div class="scroll"><table>{title}<thead><tr>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
+    )
+
+
+# ------------------------------------------------------------------------------------------- words
+
+
+def _lead(collection: Collection) -> str:
+    done = sum(run.result is not None for run in collection.runs)
+    total = max(len(collection.runs), collection.expected)
+    seeds = len({run.seed for run in collection.runs})
+    words = f"{done} of {total} runs are finished: {len(collection.labels)} methods"
+    return f"{words}, {seeds} seed{'s' if seeds != 1 else ''}. {collection.experiment.note}".strip()
+
+
+def _problems(collection: Collection) -> str:
+    if not collection.problems and collection.runs:
+        return ""
+    sentences = list(collection.problems) or ["there are no runs here"]
+    items = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
+    return f'<div class="problems" role="status"><strong>Not all is here.</strong><ul>{items}</ul></div>'
+
+
+def _headline(collection: Collection) -> str:
+    experiment = collection.experiment
+    rows = summary.rows(experiment, collection.results)
+    rows = [row for row in rows if row.runs or row.failed]
+    if not rows:
+        return "<p>No run is finished yet.</p>"
+    published = any(row.published is not None for row in rows)
+    header = ["method", "last iterate", "average", "gain over its base", "validation", "seeds"]
+    header += ["the paper, at full scale"] if published else []
+    texts, best = [], []
+    for row in rows:
+        gain = ""
+        if row.difference is not None:
+            half = row.difference.interval
+            bounds = "" if half is None else f" ± {half:.2f}"
+            gain = f"{row.difference.mean:+.2f}{bounds} ({row.base})"
+        cells = [
+            row.label,
+            str(row.iterate or "–"),
+            str(row.average or "–"),
+            gain or "–",
+            str(row.validation or "–"),
+            str(row.runs),
+        ]
+        cells += ["–" if row.published is None else f"{row.published:g}"] if published else []
+        texts.append(cells)
+    lower = not series.is_error(experiment.metric)
+    for column, name in ((1, "iterate"), (2, "average"), (4, "validation")):
+        means = {i: e.mean for i, row in enumerate(rows) if (e := getattr(row, name)) is not None}
+        if means:
+            pick = min if lower else max
+            best.append((pick(means, key=means.__getitem__), column))
+    unit = ", %" if series.is_error(experiment.metric) else ""
+    caption = (
+        f"Test {experiment.metric}{unit}: mean ± standard error over seeds; gains are paired by seed, with "
+        "their 95 % confidence interval. A method with an average is used at its average. The best of "
+        "each column is marked."
+    )
+    return table(header, texts, caption, best)
+
+
+def _method(label: str, index: int, styles: dict[str, series.Style]) -> str:
+    turn = ("", " second", " third")[(index // len(series.COLOURS)) % 3]
+    return (
+        f'<label><input type="checkbox" name="method" value="{escape(label)}" checked>'
+        f'<span class="swatch{turn}" style="border-color:{styles[label].colour}"></span>'
+        f"{escape(label)}</label>"
+    )
+
+
+def _curves_table(curves: list[series.Curve], metric: str) -> str:
+    rows = [
+        (c.label, c.point, str(c.epoch[-1]), f"{c.value[-1]:.2f}", str(c.seeds[-1])) for c in curves
+    ]
+    return table(("method", "point", "epoch", metric, "seeds"), rows)
+
+
+def _costs_table(costs: list[dict[str, Any]]) -> str:
+    rows = []
+    for cost in costs:
+        seconds = cost["seconds"]
+        total = sum(seconds.values()) or 1.0
+        rows.append(
+            (
+                cost["label"],
+                f"{total:.2f}",
+                *(
+                    f"{100 * seconds.get(w, 0.0) / total:.0f} %"
+                    for w in ("train", "refresh", "evaluate")
+                ),
+                "–" if cost["parameters"] is None else f"{cost['parameters']:,}",
+                "–" if cost["memory"] is None else f"{cost['memory']:,} MB",
+            )
+        )
+    header = (
+        "method",
+        "seconds an epoch",
+        "training",
+        "refreshing",
+        "evaluating",
+        "parameters",
+        "peak memory",
+    )
+    return table(header, rows)
+
+
+def _how(collection: Collection) -> str:
+    parts = []
+    if collection.command:
+        parts.append(f"<p>The command:</p><pre>{escape(collection.command)}</pre>")
+    versions = sorted({json.dumps(r.versions, sort_keys=True) for r in collection.runs})
+    machines = sorted({json.dumps(r.machine, sort_keys=True) for r in collection.runs})
+    for title, found in (("Versions", versions), ("Machine", machines)):
+        texts = ["; ".join(f"{k} {v}" for k, v in json.loads(text).items()) for text in found]
+        parts += [f"<p>{title}: {escape(text)}</p>" for text in texts]
+    for label in collection.labels:
+        runs = [run for run in collection.runs if run.label == label]
+        recipe = json.dumps(to_dict(runs[0].recipe), indent=1)
+        states = "; ".join(f"seed {run.seed}: {run.status}" for run in runs)
+        parts.append(
+            f"<details><summary>{escape(label)}: {escape(states)}</summary>"
+            f"<pre>{escape(recipe)}</pre></details>"
+        )
+    return "".join(parts)
+
+
+# ---------------------------------------------------------------------------------------- sections
+
+
+def _section(section: dict[str, Any], charts: list[dict[str, Any]]) -> str:
+    blocks = "".join(_block(block, Path(section["folder"]), charts) for block in section["blocks"])
+    return f"<section><h2>{escape(str(section.get('title', '')))}</h2>{blocks}</section>"
+
+
+def _block(block: Any, folder: Path, charts: list[dict[str, Any]]) -> str:
+    kind = block.get("kind") if isinstance(block, dict) else None
+    if kind == "text":
+        return f"<p>{escape(str(block.get('text', '')))}</p>"
+    if kind == "table":
+        rows = [[str(cell) for cell in row] for row in block.get("rows", [])]
+        return table(
+            [str(cell) for cell in block.get("header", [])], rows, str(block.get("caption", ""))
+        )
+    caption = f"<figcaption>{escape(str(block.get('caption', '')))}</figcaption>" if kind else ""
+    label = escape(str(block.get("caption", "figure"))) if kind else ""
+    if kind == "chart" and isinstance(block.get("spec"), dict):
+        charts.append(block["spec"])
+        name = f"section-chart-{len(charts) - 1}"
+        return f'<figure><div class="chart" id="{name}" role="img" aria-label="{label}"></div>{caption}</figure>'
+    if kind == "image":
+        path = (folder / str(block.get("file", ""))).resolve()
+        types = {".png": "image/png", ".svg": "image/svg+xml"}
+        if path.is_file() and path.suffix in types and path.is_relative_to(folder.resolve()):
+            content = base64.b64encode(path.read_bytes()).decode()
+            source = f"data:{types[path.suffix]};base64,{content}"
+            return f'<figure><img src="{source}" alt="{label}">{caption}</figure>'
+    return '<p class="note">A block of this section cannot be shown.</p>'
+
+
+# ------------------------------------------------------------------------------------------ figures
+
+
+def _specs(
+    collection: Collection, curves: list[series.Curve], styles: dict[str, series.Style]
+) -> dict[str, Any]:
+    """Vega-Lite's description of each figure; the page fills in the data."""
+    labels = list(styles)
+    colour = {
+        "field": "label",
+        "type": "nominal",
+        "legend": None,
+        "scale": {"domain": labels, "range": [styles[label].colour for label in labels]},
+    }
+    lines = [(f"{c.label} {c.point}", styles[c.label].dashes[c.point]) for c in curves]
+    dash = {
+        "field": "style",
+        "type": "nominal",
+        "legend": None,
+        "scale": {
+            "domain": [name for name, _ in lines],
+            "range": [list(d) or [1, 0] for _, d in lines],
+        },
+    }
+    x = {"field": "epoch", "type": "quantitative", "title": "epoch"}
+    title = series.axis_title(collection.experiment.metric)
+    value = {"field": "value", "type": "quantitative", "title": title, "scale": {"zero": False}}
+    tooltip = [
+        {"field": "label", "type": "nominal", "title": "method"},
+        {"field": "point", "type": "nominal"},
+        {"field": "epoch", "type": "quantitative"},
+        {"field": "seconds", "type": "quantitative", "format": ",.0f"},
+        {"field": "value", "type": "quantitative", "title": title, "format": ".2f"},
+        {"field": "low", "type": "quantitative", "title": "less one s.e.", "format": ".2f"},
+        {"field": "high", "type": "quantitative", "title": "plus one s.e.", "format": ".2f"},
+        {"field": "seeds", "type": "quantitative"},
+    ]
+    common = {"$schema": "https://vega.github.io/schema/vega-lite/v6.json", "width": "container"}
+    hover = {
+        "name": "hover",
+        "select": {"type": "point", "on": "pointerover", "nearest": True, "clear": "pointerout"},
+    }
+    band = {"x": x, "y": {**value, "field": "low"}, "y2": {"field": "high"}, "color": colour}
+    return {
+        "curves": {
+            **common,
+            "height": 380,
+            "data": {"name": "curves"},
+            "layer": [
+                {
+                    "mark": {"type": "area", "opacity": 0.15, "tooltip": False},
+                    "encoding": {**band, "detail": {"field": "point"}},
+                },
+                {
+                    "mark": {"type": "line", "strokeWidth": 2},
+                    "encoding": {"x": x, "y": value, "color": colour, "strokeDash": dash},
+                },
+                {
+                    "mark": {"type": "point", "filled": True, "size": 70},
+                    "params": [hover],
+                    "encoding": {
+                        "x": x,
+                        "y": value,
+                        "color": colour,
+                        "opacity": {
+                            "condition": {"param": "hover", "empty": False, "value": 1},
+                            "value": 0,
+                        },
+                        "tooltip": tooltip,
+                    },
+                },
+            ],
+        },
+        "rates": {
+            **common,
+            "height": 220,
+            "layer": [
+                {
+                    "data": {"name": "rates"},
+                    "mark": {"type": "line", "interpolate": "step-after", "strokeWidth": 2},
+                    "encoding": {
+                        "x": x,
+                        "y": {
+                            "field": "rate",
+                            "type": "quantitative",
+                            "title": "learning rate",
+                            "scale": {"type": "log"},
+                            "axis": {"format": "~g"},
+                        },
+                        "color": colour,
+                        "tooltip": [{"field": "label"}, {"field": "epoch"}, {"field": "rate"}],
+                    },
+                },
+                {
+                    "data": {"name": "starts"},
+                    "mark": {"type": "rule", "strokeDash": [6, 4], "strokeWidth": 1.5},
+                    "encoding": {
+                        "x": x,
+                        "color": colour,
+                        "tooltip": [
+                            {"field": "label"},
+                            {"field": "epoch", "title": "averaging from"},
+                        ],
+                    },
+                },
+            ],
+        },
+        "costs": {
+            **common,
+            "height": {"step": 24},
+            "data": {"name": "costs"},
+            "mark": "bar",
+            "encoding": {
+                "y": {
+                    "field": "label",
+                    "type": "nominal",
+                    "title": None,
+                    "sort": labels,
+                    "axis": {"labelLimit": 220},
+                },
+                "x": {
+                    "field": "seconds",
+                    "type": "quantitative",
+                    "aggregate": "sum",
+                    "title": "seconds an epoch",
+                },
+                "color": {
+                    "field": "what",
+                    "type": "nominal",
+                    "title": None,
+                    "sort": ["train", "refresh", "evaluate"],
+                    "scale": {
+                        "domain": ["train", "refresh", "evaluate"],
+                        "range": ["#0072B2", "#E69F00", "#8a939c"],
+                    },
+                    "legend": {"orient": "top"},
+                },
+                "tooltip": [
+                    {"field": "label"},
+                    {"field": "what"},
+                    {"field": "seconds", "format": ".2f"},
+                ],
+            },
+        },
+    }

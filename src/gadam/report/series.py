@@ -1,0 +1,157 @@
+"""The numbers behind the figures: the page's and the paper's are drawn from the same ones."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+from gadam.report.records import Collection
+from gadam.train import optimizers
+from gadam.train.summary import Estimate
+
+__all__ = ["COLOURS", "Curve", "Style", "costs", "curves", "rates", "styles"]
+
+# Okabe and Ito's, which the colour-blind can tell apart; the yellow is too light for lines.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#6A4C93", "#8C564B")
+_DASHES: dict[str, tuple[tuple[int, ...], ...]] = {  # in turn, when the colours have been used up
+    "average": ((), (10, 3), (10, 2, 2, 2)),
+    "iterate": ((2, 3), (1, 2), (4, 2, 1, 2)),
+}
+POINTS = ("average", "iterate")
+
+
+@dataclass(frozen=True)
+class Style:
+    """How a method's lines are drawn, by point."""
+
+    colour: str
+    dashes: dict[str, tuple[int, ...]]
+
+
+def styles(labels: list[str]) -> dict[str, Style]:
+    """A style for each method, no two alike for 24 of them."""
+    return {
+        label: Style(
+            COLOURS[i % len(COLOURS)],
+            {p: _DASHES[p][(i // len(COLOURS)) % 3] for p in POINTS},
+        )
+        for i, label in enumerate(labels)
+    }
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A method's metric along training at one point: mean and band of a standard error over seeds."""
+
+    label: str
+    point: str
+    epoch: list[int]
+    seconds: list[float]
+    value: list[float]
+    low: list[float]
+    high: list[float]
+    seeds: list[int]
+
+
+def is_error(metric: str) -> bool:
+    """Whether the metric is shown as an error: 100 % less an accuracy."""
+    return metric in ("accuracy", "top5")
+
+
+def shown(metric: str, value: float) -> float:
+    """The metric as the curves show it: the smaller the better."""
+    return 100.0 - value if is_error(metric) else value
+
+
+def axis_title(metric: str) -> str:
+    """What stands at the axis."""
+    return {"accuracy": "test error, %", "top5": "top-5 test error, %"}.get(
+        metric, f"test {metric}"
+    )
+
+
+def curves(collection: Collection) -> list[Curve]:
+    """All curves, each method's average and iterate."""
+    metric = collection.experiment.metric
+    found = []
+    for label in collection.labels:
+        values: dict[str, dict[int, list[tuple[float, float]]]] = {
+            p: defaultdict(list) for p in POINTS
+        }
+        for run in (r for r in collection.runs if r.label == label):
+            elapsed = 0.0
+            for line in run.lines:
+                elapsed += sum(line.get("seconds", {}).values())
+                for point in POINTS:
+                    value = line.get(point, {}).get("test", {}).get(metric)
+                    if value is not None:
+                        values[point][line["epoch"]].append((shown(metric, value), elapsed))
+        for point, by_epoch in values.items():
+            if by_epoch:
+                found.append(_curve(label, point, by_epoch))
+    return found
+
+
+def _curve(label: str, point: str, by_epoch: dict[int, list[tuple[float, float]]]) -> Curve:
+    curve = Curve(label, point, [], [], [], [], [], [])
+    for epoch, pairs in sorted(by_epoch.items()):
+        estimate = Estimate.of([value for value, _ in pairs])
+        if estimate is None:
+            continue
+        error = estimate.error or 0.0
+        curve.epoch.append(epoch)
+        curve.seconds.append(round(sum(s for _, s in pairs) / len(pairs), 2))
+        curve.value.append(round(estimate.mean, 4))
+        curve.low.append(round(estimate.mean - error, 4))
+        curve.high.append(round(estimate.mean + error, 4))
+        curve.seeds.append(len(pairs))
+    return curve
+
+
+def rates(collection: Collection) -> list[dict[str, Any]]:
+    """Each method's learning rate by epoch, and the epoch after which averaging starts."""
+    found = []
+    for label in collection.labels:
+        run = next(r for r in collection.runs if r.label == label)
+        recipe = run.recipe
+        values = [
+            recipe.optimizer.lr * optimizers.rate_factor(recipe, e) for e in range(recipe.epochs)
+        ]
+        sampled = [
+            line["epoch"]
+            for r in collection.runs
+            if r.label == label
+            for line in r.lines
+            if line.get("samples")
+        ]
+        planned = recipe.average.start if recipe.average is not None else None
+        start = planned if isinstance(planned, int) else min(sampled, default=None)
+        found.append({"label": label, "rate": [float(f"{v:.6g}") for v in values], "start": start})
+    return found
+
+
+def costs(collection: Collection) -> list[dict[str, Any]]:
+    """Seconds of an epoch by what they are spent on, and memory, in the mean over a method's runs."""
+    found = []
+    for label in collection.labels:
+        runs = [r for r in collection.runs if r.label == label and r.lines]
+        if not runs:
+            continue
+        totals: dict[str, float] = defaultdict(float)
+        epochs = 0
+        for run in runs:
+            epochs += len(run.lines)
+            for line in run.lines:
+                for what, seconds in line.get("seconds", {}).items():
+                    totals[what] += seconds
+        memory = [r.result["peak_memory"] for r in runs if r.result and r.result.get("peak_memory")]
+        found.append(
+            {
+                "label": label,
+                "seconds": {what: round(s / max(epochs, 1), 4) for what, s in totals.items()},
+                "memory": round(max(memory) / 2**20) if memory else None,
+                "parameters": next((r.result["parameters"] for r in runs if r.result), None),
+            }
+        )
+    return found
