@@ -56,6 +56,13 @@ def test_every_command_has_help(command, capsys):
         (["compare", "--set", "data.name=cifar1000"], "did you mean"),
         (["compare", "--set", "data.size=4"], "at least 8x8"),
         (["compare", "--device", "warp9"], "--device warp9"),
+        (["compare", "--threads", "0"], "--threads must be at least 1"),
+        (["compare", "--set", "betas=0.9,1.5"], "Invalid beta parameter"),
+        (["compare", "--set", "examples=999999"], "5000 training examples"),
+        (["compare", "--set", "clip=-1"], "clip must be positive"),
+        (["compare", "--set", "epochs=2"], "leaves nothing to average"),
+        (["compare", "--set", "average.decay=2", "--set", "weighting=ema"], "Invalid decay"),
+        (["compare", "--set", "name=adamw"], "could be any of"),
     ],
 )
 def test_mistakes_get_a_sentence_and_code_2(arguments, sentence, capsys, tmp_path, monkeypatch):
@@ -129,8 +136,19 @@ def test_compare_ends_with_a_table(tmp_path, capsys):
     assert "| method |" in (tmp_path / "summary.md").read_text()
 
 
+def test_settings_of_the_average_are_for_those_who_have_one(tmp_path, capsys):
+    arguments = ["--out", str(tmp_path), "--seeds", "1", *TINY[:-1], "start=1", "--quiet"]
+    assert run("reproduce", "mnist-logistic", *arguments) == 0
+    averages = {
+        path.parent.name: json.loads(path.read_text())["recipe"]["average"]
+        for path in tmp_path.rglob("run.json")
+    }
+    assert averages["sgd-0"] is None
+    assert averages["swa-0"]["start"] == 1
+
+
 def test_a_failed_run_gives_code_1(tmp_path, capsys):
-    (tmp_path / "compare-sgd-0" / ".lock").mkdir(parents=True)
+    (tmp_path / "compare-sgd-0" / ".lock").mkdir(parents=True)  # cannot be opened
     assert run("train", "compare-sgd", "--out", str(tmp_path), *TINY) == 1
     captured = capsys.readouterr()
     assert "FAILED" in captured.out + captured.err

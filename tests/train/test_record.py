@@ -113,8 +113,30 @@ def test_a_damaged_description_is_refused_in_a_sentence(tmp_path, content):
 
 
 def test_a_run_keeps_the_threads_it_began_with(tmp_path):
-    assert Run(tmp_path, RECIPE, 0).begin(threads=3) == 3
+    run = Run(tmp_path, RECIPE, 0)
+    assert run.begin(threads=3) == 3
+    run.append({"epoch": 1})
     assert Run(tmp_path, RECIPE, 0).begin(threads=1) == 3
+
+
+def test_what_was_never_begun_may_be_asked_for_otherwise(tmp_path):
+    Run(tmp_path, RECIPE, 0).begin(threads=3)
+    other = replace(RECIPE, optimizer=Optimizer("sgd", 0.2))
+    assert Run(tmp_path, other, 0).begin(threads=1) == 1
+    assert json.loads((tmp_path / "run.json").read_text())["recipe"]["optimizer"]["lr"] == 0.2
+
+
+def test_after_damage_new_checkpoints_are_kept(tmp_path):
+    started(tmp_path, epochs=6)
+    for path in tmp_path.glob("checkpoint-*.pt"):
+        path.write_bytes(b"nonsense")
+    run, _, _ = reloaded(tmp_path)
+    for epoch in (1, 2, 3):
+        run.append({"epoch": epoch})
+        run.save(epoch, {"weights": torch.full((4,), float(epoch))})
+    assert reloaded(tmp_path)[1] == 3
+    assert len(list(tmp_path.glob("checkpoint-*.pt"))) == 2
+    assert len(list(tmp_path.glob("*.damaged"))) == 2
 
 
 def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
@@ -145,7 +167,8 @@ def test_a_folder_that_cannot_be_is_refused(tmp_path):
         Run(tmp_path / "file" / "run", RECIPE, 0)
 
 
-def test_two_processes_cannot_write_one_run(tmp_path):
+def test_two_processes_cannot_write_one_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(Run, "LOCK_SECONDS", 0.0)
     pytest.importorskip("fcntl")
     with Run(tmp_path, RECIPE, 0).locked():
         with pytest.raises(RunError, match="another process is training"):

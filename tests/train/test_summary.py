@@ -21,6 +21,7 @@ def result(iterate: float, average: float | None = None) -> dict[str, Any]:
         return {"test": {"accuracy": value}, "validation": {"accuracy": value + 1}}
 
     return {
+        "status": "done",
         "iterate": point(iterate),
         "average": None if average is None else point(average),
         "seconds": {"train": 2.0, "refresh": 1.0},
@@ -71,12 +72,12 @@ def test_differences_are_paired_by_seed_and_of_the_point_in_use():
     assert gadam.validation is not None
     assert gadam.validation.mean == pytest.approx(75.0)
     assert gadam.seconds == 3.0
-    assert summary.best([base, gadam]) == "AdamW"
+    assert summary.best(BOTH, [base, gadam]) == {"AdamW"}
 
 
 def test_failures_and_single_seeds_are_said():
     table = summary.rows(BOTH, {("AdamW", 0): result(80.0), ("Gadam", 0): None})
-    text = summary.markdown(table)
+    text = summary.markdown(BOTH, table)
     assert "Gadam (1 failed)" in text
     assert "**80.00**" in text
     assert "75.73" in text

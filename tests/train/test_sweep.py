@@ -43,6 +43,9 @@ class Heard(Quiet):
         if line is not None:
             self.events.append(("epoch", job.label, line["epoch"]))
 
+    def noticed(self, job: Job, sentence: str) -> None:
+        self.events.append(("noticed", job.label, sentence))
+
     def finished(self, job: Job, result: dict[str, Any]) -> None:
         self.events.append(("finished", job.label))
 
@@ -89,6 +92,40 @@ def test_a_worker_that_dies_takes_only_its_run_with_it(tmp_path):
     assert results[jobs[0]] is None
     assert results[jobs[1]] is not None
     assert "died" in heard.of("failed")[0][1]
+
+
+def test_pictures_are_decoded_by_a_workers_own_workers(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    for part in ("train", "val"):
+        for wnid in ("n01", "n02"):
+            folder = tmp_path / "imagenet" / part / wnid
+            folder.mkdir(parents=True)
+            for i in range(3):
+                image.new("RGB", (300, 280), (40 * i, 90, 20)).save(folder / f"{i}.jpg")
+    recipe = replace(RECIPE, data=Data("imagenet", workers=1), epochs=1, average=None, batch_size=4)
+    job = Job("folders", recipe, 0, tmp_path / "run", str(tmp_path))
+    heard = Heard()
+    assert sweep([job], heard, workers=1)[job] is not None, heard.of("failed")
+
+
+def test_a_listener_that_fails_ends_the_sweep_instead_of_hanging_it(tmp_path):
+    class Gone(Heard):
+        def finished(self, job: Job, result: dict[str, Any]) -> None:
+            raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        sweep([Job("short", RECIPE, 0, tmp_path)], Gone(), workers=1)
+
+
+def test_a_damaged_checkpoint_is_said(tmp_path):
+    job = Job("short", RECIPE, 0, tmp_path)
+    sweep([job], Heard(), workers=1)
+    (tmp_path / "result.json").unlink()
+    for path in tmp_path.glob("checkpoint-*.pt"):
+        path.write_bytes(b"")
+    heard = Heard()
+    assert sweep([job], heard, workers=1)[job] is not None
+    assert "was damaged" in heard.of("noticed")[0][1]
 
 
 def test_no_jobs_no_work():

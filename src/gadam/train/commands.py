@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import platform
+import shlex
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -15,10 +17,10 @@ import torch
 import tyro
 
 import gadam
-from gadam.train import data, experiments, models, screen, summary
+from gadam.train import data, experiments, screen, summary, task
 from gadam.train.experiments import Experiment
-from gadam.train.recipe import Recipe, RecipeError, override, to_dict
-from gadam.train.record import Run, RunError, write_atomically
+from gadam.train.recipe import Recipe, RecipeError, of_the_average, override, to_dict
+from gadam.train.record import Run, RunError, to_json, write_atomically
 from gadam.train.sweep import Job, available_cores, sweep
 
 __all__ = ["run"]
@@ -61,6 +63,9 @@ def run(name: str, arguments: list[str]) -> int:
     except (RecipeError, data.DataError, RunError) as error:
         print(f"gadam {name}: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # who was reading has left
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (nothing to be said when Python closes it)
+        return 1
     except KeyboardInterrupt:
         print(
             "\nstopped; the same command goes on from where the runs are",
@@ -120,9 +125,7 @@ def _sweep(name: str, scale: Literal["mini", "paper"], common: Common) -> int:
     experiment = replace(experiment, recipes=recipes)
     _check(list(recipes.values()), common)
     folder = common.out or Path("runs") / (name if scale == "mini" else f"{name}-{scale}")
-    seeds = experiment.seeds if common.seeds is None else common.seeds
-    if seeds < 1:
-        raise RecipeError(f"--seeds must be at least 1, not {seeds}")
+    seeds = common.seeds or experiment.seeds
     jobs = {
         (row, seed): _job(row, recipe, seed, folder / f"{experiments.slug(row)}-{seed}", common)
         for seed in range(seeds)
@@ -139,11 +142,7 @@ def _sweep(name: str, scale: Literal["mini", "paper"], common: Common) -> int:
         "seeds": seeds,
         "command": _command_line(name, scale, seeds, common),
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(
-        folder / "experiment.json", (json.dumps(description, indent=1) + "\n").encode()
-    )
-    done = _run_all(list(jobs.values()), common)
+    done = _run_all(list(jobs.values()), common, folder, description)
     results = {key: done.get(job) for key, job in jobs.items()}
     table = summary.rows(experiment, results)
     content = {
@@ -155,10 +154,11 @@ def _sweep(name: str, scale: Literal["mini", "paper"], common: Common) -> int:
         "machine": {"system": platform.platform(), "cores": available_cores()},
         "recipes": {row: to_dict(recipe) for row, recipe in recipes.items()},
     }
-    write_atomically(folder / "summary.json", (json.dumps(content, indent=1) + "\n").encode())
-    write_atomically(folder / "summary.md", (summary.markdown(table) + "\n").encode())
+    write_atomically(folder / "summary.json", (to_json(content, indent=1) + "\n").encode())
+    write_atomically(folder / "summary.md", (summary.markdown(experiment, table) + "\n").encode())
+    _export(jobs.values(), common)
     if common.json:
-        print(json.dumps({"event": "summary", **content}), flush=True)
+        print(to_json({"event": "summary", **content}), flush=True)
     else:
         screen.print_table(experiment, table)
         print(f"The runs, and this table as summary.md and summary.json, are in {folder}")
@@ -169,15 +169,14 @@ def _command_line(name: str, scale: str, seeds: int, common: Common) -> str:
     words = ["gadam", "compare"] if name == experiments.COMPARE else ["gadam", "reproduce", name]
     words += ["--scale", scale] if name != experiments.COMPARE else []
     words += ["--seeds", str(seeds)]
-    return " ".join([*words, *(f"--set {setting}" for setting in common.settings)])
+    words += [word for setting in common.settings for word in ("--set", setting)]
+    return shlex.join(words)
 
 
 def _overridden(recipe: Recipe, common: Common) -> Recipe:
     """With the settings that are given for all recipes; those of the average are for whoever has one."""
     averaged = recipe.average is not None
-    return override(
-        recipe, [s for s in common.settings if averaged or not s.strip().startswith("average.")]
-    )
+    return override(recipe, [s for s in common.settings if averaged or not of_the_average(s)])
 
 
 def _job(label: str, recipe: Recipe, seed: int, folder: Path, common: Common) -> Job:
@@ -185,39 +184,52 @@ def _job(label: str, recipe: Recipe, seed: int, folder: Path, common: Common) ->
     return Job(label, recipe, seed, folder, directory, common.device, common.threads)
 
 
-def _run_all(jobs: list[Job], common: Common) -> dict[Job, Any]:
+def _run_all(
+    jobs: list[Job], common: Common, folder: Path, description: dict[str, Any] | None = None
+) -> dict[Job, Any]:
     for job in jobs:  # before any work: a folder that holds something else
         Run(job.folder, job.recipe, job.seed, job.label).begin(job.threads)
-    workers = common.workers or max(1, available_cores() // common.threads)
+    if description is not None:
+        write_atomically(
+            folder / "experiment.json", (to_json(description, indent=1) + "\n").encode()
+        )
+    several = available_cores() // common.threads if common.device == "cpu" else 1
+    workers = common.workers or max(1, several)
     listener: Any = screen.listener(len(jobs), quiet=common.quiet, as_json=common.json)
     with listener:
-        done = sweep(jobs, listener, workers)
+        return sweep(jobs, listener, workers)
+
+
+def _export(jobs: Iterable[Job], common: Common) -> None:
     if common.tensorboard:
         from gadam.train.tensorboard import export
 
         for job in jobs:
             export(job.folder)
-    return done
 
 
 def _check(recipes: Iterable[Recipe], common: Common) -> None:
     """Look for every data set, network and the device before anything is trained."""
+    for name, value in (
+        ("threads", common.threads),
+        ("workers", common.workers),
+        ("seeds", common.seeds),
+    ):
+        if value is not None and value < 1:
+            raise RecipeError(f"--{name} must be at least 1, not {value}")
+    if common.tensorboard:
+        from gadam.train.tensorboard import writer
+
+        writer()
     directory = str(common.data_dir) if common.data_dir is not None else None
     try:
         torch.empty(1, device=common.device)
     except (RuntimeError, AssertionError) as error:
         raise RecipeError(f"--device {common.device}: {str(error).splitlines()[0]}") from None
     try:
-        seen = {}
-        for name in dict.fromkeys(recipe.data.name for recipe in recipes):
-            seen[name] = data.load(name, directory)
         for recipe in recipes:
-            channels, height, width = seen[recipe.data.name].input_shape
-            size = recipe.data.size
-            with torch.device("meta"):
-                shape = (channels, size or height, size or width)
-                models.build(recipe.model, seen[recipe.data.name].num_classes, shape)
-    except ValueError as error:  # a name that is none
+            task.check(recipe, directory)
+    except ValueError as error:  # a name that is none, a beta that cannot be
         raise RecipeError(str(error)) from None
 
 
@@ -248,13 +260,16 @@ def _train(arguments: list[str]) -> int:
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
         hint = f": did you mean {near[0]!r}?" if near else ""
-        raise RecipeError(f"there is no recipe {name!r}{hint} (see `gadam list`)")
+        raise RecipeError(f"there is no recipe {name!r}{hint} (see `gadam list --recipes`)")
     recipe = override(known[name], common.settings)
     _check([recipe], common)
-    folder = common.out or Path("runs") / "train"
+    folder = common.out or Path("runs") / ("train" if scale == "mini" else f"train-{scale}")
     seeds = range(first, first + (common.seeds or 1))
+    if not 0 <= first < 2**31:
+        raise RecipeError(f"--seed must lie between 0 and 2³¹, not {first}")
     jobs = [_job(name, recipe, seed, folder / f"{name}-{seed}", common) for seed in seeds]
-    done = _run_all(jobs, common)
+    done = _run_all(jobs, common, folder)
+    _export(jobs, common)
     if not common.json:
         experiment = Experiment(name, recipe.method, {name: recipe})
         results = {(name, job.seed): done.get(job) for job in jobs}

@@ -7,6 +7,8 @@ before: nothing else, so a run that was killed goes on to the very same numbers.
 from __future__ import annotations
 
 import math
+import os
+import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -18,14 +20,13 @@ from torch import nn
 
 import gadam
 from gadam.train import optimizers, task
-from gadam.train.recipe import Recipe
+from gadam.train.recipe import Average, Recipe
 from gadam.train.record import Run
 
 __all__ = ["Stopped", "train"]
 
-CHECKPOINT_SECONDS = (
-    20.0  # as much as a killed run may lose; a checkpoint costs well below 1 % of it
-)
+# As much as a killed run may lose; a checkpoint costs well below 1 % of it.
+CHECKPOINT_SECONDS = float(os.environ.get("GADAM_CHECKPOINT_SECONDS", 20))
 REPORT_SECONDS = 0.1
 
 
@@ -43,6 +44,7 @@ def train(
     threads: int = 1,
     label: str = "",
     progress: Callable[[float, dict[str, Any] | None], None] = lambda epochs, line: None,
+    notice: Callable[[str], None] = lambda sentence: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
     """Train by a recipe, or go on where the folder's run was left. Gives the run's result.
@@ -56,6 +58,7 @@ def train(
         threads: on the CPU
         label: what the run is called beside others
         progress: is told how many epochs are done, and each epoch's line of the record
+        notice: is told what was found damaged
         should_stop: asked at every step; True raises :class:`Stopped`
     """
     run = Run(folder, recipe, seed, label)
@@ -63,7 +66,9 @@ def train(
         torch.set_num_threads(run.begin(threads))
         if run.result is not None:
             return run.result
-        result = _train(run, torch.device(device), data_dir, progress, should_stop)
+        if device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        result = _train(run, torch.device(device), data_dir, progress, notice, should_stop)
         run.finish(result)
         return result
 
@@ -73,6 +78,7 @@ def _train(
     device: torch.device,
     data_dir: str | None,
     progress: Callable[[float, dict[str, Any] | None], None],
+    notice: Callable[[str], None],
     should_stop: Callable[[], bool],
 ) -> dict[str, Any]:
     recipe, seed = run.recipe, run.seed
@@ -80,10 +86,17 @@ def _train(
     model = problem.model
     optimizer, average = optimizers.build(recipe, model, problem.steps_per_epoch, problem.mode)
     scaler = torch.amp.GradScaler(device.type, enabled=recipe.amp == "fp16")
-    forward: Any = torch.compile(model) if recipe.compile else model
+    forward: Any = model
+    if recipe.compile:
+        # What was compiled for a run before, or a graph that learns of sizes as they come, would make
+        # the last bits depend on what the process has seen.
+        torch._dynamo.reset()
+        forward = torch.compile(model, dynamic=False)
     finished = False
 
     done, state = run.load()
+    for sentence in run.damaged:
+        notice(sentence)
     if state is not None:
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
@@ -123,6 +136,8 @@ def _train(
                 reported = time.monotonic()
                 progress(epoch + (step + 1) / problem.steps_per_epoch, None)
         done = epoch + 1
+        if average is not None and _due_after(recipe.average, done, average.phase):
+            average.collect()
         clock.lap("train")
 
         line: dict[str, Any] = {
@@ -158,6 +173,13 @@ def _train(
             )
             saved = time.monotonic()
     return _result(run, problem.model, device)
+
+
+def _due_after(plan: Average | None, epochs: int, phase: str) -> bool:
+    """Whether a plan that samples once an epoch samples now."""
+    if plan is None or plan.every != "epoch":
+        return False
+    return epochs > plan.start if isinstance(plan.start, int) else phase == "averaging"
 
 
 def _autocast(recipe: Recipe, device: torch.device) -> AbstractContextManager[Any]:
@@ -203,7 +225,7 @@ def _result(run: Run, model: nn.Module, device: torch.device) -> dict[str, Any]:
     seconds = {
         key: round(sum(line["seconds"][key] for line in lines), 3) for key in last["seconds"]
     }
-    status = "done" if math.isfinite(last["train_loss"]) else "diverged"
+    status = "done" if last["train_loss"] is not None else "diverged"
     return {
         "status": status,
         "epochs": last["epoch"],
@@ -217,11 +239,12 @@ def _result(run: Run, model: nn.Module, device: torch.device) -> dict[str, Any]:
 
 
 def _peak_memory(device: torch.device) -> int | None:
-    """Bytes: of the device's allocator, or of the process."""
+    """Bytes: of the device's allocator, or of the process, with what it ran before."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     try:
         import resource
     except ImportError:  # not on Windows
         return None
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

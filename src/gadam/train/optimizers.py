@@ -24,6 +24,11 @@ class AveragedPoint(Protocol):
     @property
     def count(self) -> int: ...
 
+    @property
+    def phase(self) -> str: ...
+
+    def collect(self) -> bool: ...
+
     def applied(self, model: nn.Module, batchnorm: Batches | None = None) -> Any: ...
 
     def observe(self, metric: float) -> bool: ...
@@ -84,13 +89,14 @@ def build(
 def _averaging(
     average: Average, steps_per_epoch: int, mode: Literal["max", "min"]
 ) -> gadam.Averaging:
-    every = steps_per_epoch if average.every == "epoch" else average.every
+    # Once an epoch the loop samples itself: steps that a GradScaler skips would shift a fixed stride.
+    every = None if average.every == "epoch" else average.every
     start: Any = {
         "plateau": gadam.Plateau(average.patience, mode),
         "non-monotone": gadam.NonMonotone(average.patience, mode),
     }.get(str(average.start))
     if isinstance(average.start, int):
-        start = average.start * steps_per_epoch + every
+        start = average.start * steps_per_epoch + (every or 1)
     weighting: Any = {
         "mean": gadam.Mean(),
         "ema": gadam.EMA(average.decay),
@@ -113,6 +119,8 @@ def _base(recipe: Recipe, params: list[nn.Parameter], plan: Any) -> torch.optim.
             gadam.Gadam(params, **adam, form=o.form, average=plan)
             if plan
             else torch.optim.AdamW(params, **adam, **fused)
+            if o.form == "official"
+            else gadam.PadamW(params, **adam, partial=0.5, form=o.form)
         ),
         "padam": lambda: gadam.Padam(params, **padam),
         "padamw": lambda: (
@@ -157,13 +165,18 @@ class _ScheduleFreePoint:
     """Schedule-Free's own average, which it swaps in for evaluation."""
 
     count = 1
+    phase = "averaging"
 
     def __init__(self, optimizer: Any) -> None:
         self.optimizer = optimizer
 
+    def collect(self) -> bool:
+        return False  # it is in every step
+
     @contextmanager
     def applied(self, model: nn.Module, batchnorm: Batches | None = None) -> Iterator[None]:
-        buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        # Its own way back rounds: who evaluates more often would train to other weights.
+        kept = [(t, t.detach().clone()) for t in (*model.parameters(), *model.buffers())]
         self.optimizer.eval()
         try:
             if batchnorm is not None:
@@ -171,8 +184,9 @@ class _ScheduleFreePoint:
             yield
         finally:
             self.optimizer.train()
-            for name, buffer in model.named_buffers():
-                buffer.copy_(buffers[name])
+            with torch.no_grad():
+                for tensor, value in kept:
+                    tensor.copy_(value)
 
     def observe(self, metric: float) -> bool:
         return False

@@ -28,6 +28,7 @@ __all__ = [
     "Schedule",
     "differences",
     "from_dict",
+    "of_the_average",
     "override",
     "to_dict",
 ]
@@ -75,6 +76,13 @@ class Data:
             self.examples is None or self.examples > self.validation,
             f"examples ({self.examples}) must be more than those held out ({self.validation})",
         )
+        _require(
+            self.size is None or self.size >= 1, f"data.size must be at least 1, not {self.size}"
+        )
+        for name in ("pad", "workers"):
+            _require(
+                getattr(self, name) >= 0, f"data.{name} must not be negative: {getattr(self, name)}"
+            )
 
 
 @dataclass(frozen=True)
@@ -88,7 +96,8 @@ class Optimizer:
         momentum: of sgd
         betas, eps, amsgrad: of the Adam family
         partial, form: of padam and padamw
-        lookahead: put Lookahead around it (until averaging starts, if there is an average)
+        lookahead: put Lookahead around it; around AdamW and PadamW with an average it ends where
+            averaging starts (Gadam + LH)
         lookahead_k, lookahead_alpha: its settings
     """
 
@@ -110,6 +119,10 @@ class Optimizer:
     def __post_init__(self) -> None:
         _require(self.lr >= 0, f"lr must not be negative, as {self.lr} is")
         _require(self.weight_decay >= 0, f"weight_decay must not be negative: {self.weight_decay}")
+        _require(
+            not self.lookahead or self.name not in ("ranger", "schedule-free"),
+            f"{self.name} cannot have a Lookahead around it",
+        )
 
 
 @dataclass(frozen=True)
@@ -197,6 +210,13 @@ class Recipe:
         for name in ("epochs", "batch_size", "accumulate", "evaluate_every"):
             _require(
                 getattr(self, name) >= 1, f"{name} must be at least 1, not {getattr(self, name)}"
+            )
+        _require(self.clip is None or self.clip > 0, f"clip must be positive, not {self.clip}")
+        if self.average is not None and isinstance(self.average.start, int):
+            _require(
+                self.average.start < self.epochs,
+                f"average.start={self.average.start} leaves nothing to average in {self.epochs} epochs: "
+                "set average.start too",
             )
         _require(
             self.optimizer.name != "asgd" or self.average is not None,
@@ -313,9 +333,17 @@ def override(recipe: Recipe, settings: Iterable[str]) -> Recipe:
     return from_dict(values)
 
 
+def of_the_average(setting: str) -> bool:
+    """Whether this ``key=value`` is about the average."""
+    return _path(setting.partition("=")[0].strip())[0] == "average"
+
+
 def _path(key: str) -> list[str]:
     paths = _paths(Recipe)
-    matching = [p for p in paths if p == key] or [p for p in paths if p.split(".")[-1] == key]
+    # "name" alone could mean the optimiser's, the data set's or the schedule's: say which.
+    matching = [p for p in paths if p == key != "name"] or [
+        p for p in paths if p.split(".")[-1] == key
+    ]
     if len(matching) == 1:
         return matching[0].split(".")
     if matching:

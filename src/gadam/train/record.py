@@ -17,8 +17,11 @@ import errno
 import hashlib
 import io
 import json
+import math
 import os
 import platform
+import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,7 +32,9 @@ import torch
 import gadam
 from gadam.train.recipe import Recipe, RecipeError, differences, from_dict, to_dict
 
-__all__ = ["Run", "RunError", "read_lines", "write_atomically"]
+__all__ = ["Run", "RunError", "read_lines", "to_json", "write_atomically"]
+
+_CHECKPOINT = re.compile(r"checkpoint-\d{6}-[0-9a-f]{16}\.pt")
 
 
 class RunError(RuntimeError):
@@ -83,6 +88,20 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
+def _finite(value: Any) -> Any:
+    """With null for what JSON has no number for."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(v) for key, v in value.items()}
+    return [_finite(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def to_json(content: Any, indent: int | None = None) -> str:
+    """As any reader of JSON takes it."""
+    return json.dumps(_finite(content), indent=indent, allow_nan=False)
+
+
 def _read_text(path: Path) -> str:
     return path.read_text(errors="replace") if path.exists() else ""
 
@@ -97,6 +116,8 @@ class Run:
         label: what the run is called beside others; by default as the paper calls its method
     """
 
+    LOCK_SECONDS = 5.0  # the orphans of a sweep that was killed take some time to notice
+
     def __init__(self, folder: str | Path, recipe: Recipe, seed: int, label: str = "") -> None:
         self.folder, self.recipe, self.seed = Path(folder), recipe, seed
         self.label = label or recipe.method
@@ -109,19 +130,30 @@ class Run:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """No other process may write here meanwhile; the operating system lifts it at any death."""
-        with (self.folder / ".lock").open("w") as lock:
-            try:
-                import fcntl
-            except ImportError:  # not on Windows
-                yield
-                return
+        try:
+            lock = (self.folder / ".lock").open("w")
+        except OSError as error:
+            raise RunError(_explain(error, self.folder / ".lock")) from None
+        with lock:
+            self._acquire(lock)
+            yield
+
+    def _acquire(self, lock: Any) -> None:
+        try:
+            import fcntl
+        except ImportError:  # not on Windows
+            return
+        deadline = time.monotonic() + self.LOCK_SECONDS
+        while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
             except OSError:
-                raise RunError(
-                    f"another process is training in {self.folder}: wait for it, or say --out"
-                ) from None
-            yield
+                if time.monotonic() > deadline:
+                    raise RunError(
+                        f"another process is training in {self.folder}: wait for it, or say another --out"
+                    ) from None
+            time.sleep(0.1)
 
     # --------------------------------------------------------------------------------- beginning
 
@@ -132,7 +164,8 @@ class Run:
         the last bits of a sum depend on it.
         """
         path = self.folder / "run.json"
-        if path.exists():
+        # What was never begun may be asked for anew in another way.
+        if path.exists() and (self._checkpoints() or self.lines or self.result):
             there = self._parse(path)
             try:
                 recipe, seed = from_dict(there["recipe"]), there["seed"]
@@ -146,7 +179,7 @@ class Run:
                     "--out, or remove it"
                 )
             return int(there["threads"])
-        if self._checkpoints():
+        if self._checkpoints() and not path.exists():
             raise RunError(
                 f"{path} is missing beside checkpoints: say another --out, or remove them"
             )
@@ -197,7 +230,7 @@ class Run:
         """One more epoch."""
         try:
             with self._lines_path.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+                file.write(to_json(line) + "\n")
         except OSError as error:
             raise RunError(_explain(error, self._lines_path)) from error
 
@@ -205,7 +238,8 @@ class Run:
 
     def _checkpoints(self) -> list[Path]:
         """The newest first."""
-        return sorted(self.folder.glob("checkpoint-*.pt"), reverse=True)
+        found = self.folder.glob("checkpoint-*.pt")
+        return sorted((p for p in found if _CHECKPOINT.fullmatch(p.name)), reverse=True)
 
     def save(self, epochs: int, state: dict[str, Any]) -> None:
         """Keep the state after so many epochs, its lines with it, and the one before it."""
@@ -214,20 +248,26 @@ class Run:
         content = buffer.getvalue()
         digest = hashlib.sha256(content).hexdigest()[:16]
         write_atomically(self.folder / f"checkpoint-{epochs:06d}-{digest}.pt", content)
-        for old in self._checkpoints()[2:]:
+        older = [p for p in self._checkpoints() if int(p.stem.split("-")[1]) < epochs]
+        for old in older[1:]:
             old.unlink(missing_ok=True)
 
     def load(self) -> tuple[int, dict[str, Any] | None]:
         """The epochs done and the state after them, from the newest checkpoint that is whole.
 
         Cuts the lines back to it. With no whole checkpoint the run begins anew; what was broken is
-        named in :attr:`damaged`.
+        set aside and named in :attr:`damaged`.
         """
+        for torn in self.folder.glob(".checkpoint-*"):  # of a process that was killed
+            torn.unlink(missing_ok=True)
         for path in self._checkpoints():
             content = path.read_bytes()
             _, epochs, digest = path.stem.split("-")
             if hashlib.sha256(content).hexdigest()[:16] != digest:
-                self.damaged.append(f"{path} is damaged (it is not what was written)")
+                self.damaged.append(
+                    f"{path} was damaged: it is set aside, and the one before it serves"
+                )
+                path.replace(path.with_suffix(".damaged"))
                 continue
             state = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
             self._keep_lines(json.loads(state.pop("lines")))
@@ -236,7 +276,7 @@ class Run:
         return 0, None
 
     def _keep_lines(self, lines: list[dict[str, Any]]) -> None:
-        text = "".join(json.dumps(line) + "\n" for line in lines)
+        text = "".join(to_json(line) + "\n" for line in lines)
         if _read_text(self._lines_path) != text:
             write_atomically(self._lines_path, text.encode())
 
@@ -246,4 +286,4 @@ class Run:
 
 
 def _json(content: Any) -> bytes:
-    return (json.dumps(content, indent=1) + "\n").encode()
+    return (to_json(content, indent=1) + "\n").encode()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from typing import Any, TextIO
@@ -14,6 +13,7 @@ from rich.table import Table
 
 from gadam.train import summary
 from gadam.train.experiments import COMPARE, Experiment, hours
+from gadam.train.record import to_json
 from gadam.train.sweep import Job, Listener
 
 __all__ = ["Bars", "JsonLines", "Lines", "Quiet", "listener", "print_list", "print_table"]
@@ -38,6 +38,9 @@ class Quiet:
     def started(self, job: Job) -> None: ...
 
     def went_on(self, job: Job, epochs: float, line: dict[str, Any] | None) -> None: ...
+
+    def noticed(self, job: Job, sentence: str) -> None:
+        print(f"{job.label}, seed {job.seed}: {sentence}", file=sys.stderr, flush=True)
 
     def finished(self, job: Job, result: dict[str, Any]) -> None: ...
 
@@ -89,7 +92,7 @@ class JsonLines(Quiet):
 
     def _say(self, event: str, job: Job, **content: Any) -> None:
         line = {"event": event, "run": job.label, "seed": job.seed, "folder": str(job.folder)}
-        print(json.dumps({**line, **content}), file=self._file, flush=True)
+        print(to_json({**line, **content}), file=self._file, flush=True)
 
     def started(self, job: Job) -> None:
         self._say("started", job)
@@ -100,6 +103,9 @@ class JsonLines(Quiet):
 
     def finished(self, job: Job, result: dict[str, Any]) -> None:
         self._say("finished", job, **result)
+
+    def noticed(self, job: Job, sentence: str) -> None:
+        self._say("noticed", job, sentence=sentence)
 
     def failed(self, job: Job, reason: str) -> None:
         self._say("failed", job, reason=reason)
@@ -167,6 +173,9 @@ class Bars(Quiet):
             f"{_points(result)}"
         )
 
+    def noticed(self, job: Job, sentence: str) -> None:
+        self._console.print(f"{job.label}, seed {job.seed}: {sentence}", markup=False)
+
     def failed(self, job: Job, reason: str) -> None:
         self._close(job)
         self._console.print(f"[red]FAILED[/] {job.label}, seed {job.seed}: ", end="")
@@ -190,12 +199,12 @@ def print_table(experiment: Experiment, table: list[summary.Row]) -> None:
     published = any(row.published is not None for row in table)
     for i, name in enumerate([*summary.HEADER, *(["paper"] if published else [])]):
         shown.add_column(name, justify="left" if i in (0, 3) else "right")
-    best = summary.best(table)
+    best = summary.best(experiment, table)
     for row in table:
         values = list(summary.cells(row))
         if published:
             values.append("" if row.published is None else f"{row.published:g}")
-        shown.add_row(*values, style="bold" if row.label == best else None)
+        shown.add_row(*values, style="bold" if row.label in best else None)
     console.print(shown)
     console.print(
         "Mean ± standard error over seeds. A method with an average is used at its average; its gain "
@@ -232,6 +241,6 @@ def print_list(found: list[tuple[str, Experiment, Experiment]], with_recipes: bo
     console.print(shown)
     console.print(
         "\n`gadam reproduce NAME` runs one of these; `gadam train RECIPE` a single recipe "
-        "(`gadam list --recipes` names them). Costs are estimates.",
+        "(`gadam list --recipes` names them). Costs are rough estimates.",
         style="dim",
     )

@@ -63,7 +63,7 @@ class Row:
         validation: the metric of that point on the validation split, where there is one
         published: the paper's number
         seconds: of a run, in the mean
-        runs, failed: how many
+        runs, failed, diverged: how many
     """
 
     label: str
@@ -76,6 +76,7 @@ class Row:
     seconds: float | None
     runs: int
     failed: int
+    diverged: int
 
 
 def rows(
@@ -121,6 +122,7 @@ def rows(
                 seconds=fmean(sum(r["seconds"].values()) for r in runs.values()) if runs else None,
                 runs=len(runs),
                 failed=failed[label],
+                diverged=sum(r["status"] == "diverged" for r in runs.values()),
             )
         )
     return table
@@ -140,8 +142,11 @@ def cells(row: Row) -> tuple[str, ...]:
             else f" (95 %: {row.difference.mean - half:+.2f} to {row.difference.mean + half:+.2f})"
         )
         gain = f"{row.difference.mean:+.2f}{bounds} over {row.base}"
+    trouble = [
+        f"{n} {what}" for n, what in ((row.failed, "failed"), (row.diverged, "diverged")) if n
+    ]
     return (
-        row.label + (f" ({row.failed} failed)" if row.failed else ""),
+        row.label + (f" ({', '.join(trouble)})" if trouble else ""),
         str(row.iterate or "–"),
         str(row.average or "–"),
         gain,
@@ -150,20 +155,28 @@ def cells(row: Row) -> tuple[str, ...]:
     )
 
 
-def best(table: list[Row]) -> str | None:
-    """The label of the row with the best test result."""
-    used = {row.label: point.mean for row in table if (point := row.average or row.iterate)}
-    return max(used, key=used.__getitem__, default=None)
+def best(experiment: Experiment, table: list[Row]) -> set[str]:
+    """The labels of the best test results, one for each network and data set."""
+    leaders: dict[Any, tuple[float, str]] = {}
+    for row in table:
+        point = row.average or row.iterate
+        if point is not None:
+            recipe = experiment.recipes[row.label]
+            leaders[recipe.model, recipe.data] = max(
+                leaders.get((recipe.model, recipe.data), (-math.inf, "")), (point.mean, row.label)
+            )
+    return {label for _, label in leaders.values()}
 
 
-def markdown(table: list[Row]) -> str:
-    """The table as Markdown, the best test result in bold."""
+def markdown(experiment: Experiment, table: list[Row]) -> str:
+    """The table as Markdown, the best test results in bold."""
+    leaders = best(experiment, table)
     published = any(row.published is not None for row in table)
     header = [*HEADER, *(["paper, at full scale"] if published else [])]
     lines = [f"| {' | '.join(header)} |", "|---|" + "---:|" * (len(header) - 1)]
     for row in table:
         shown = list(cells(row))
-        if row.label == best(table):
+        if row.label in leaders:
             column = 2 if row.average else 1
             shown[column] = f"**{shown[column]}**"
         if published:

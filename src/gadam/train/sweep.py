@@ -9,10 +9,11 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -42,6 +43,8 @@ class Listener(Protocol):
     def started(self, job: Job) -> None: ...
 
     def went_on(self, job: Job, epochs: float, line: dict[str, Any] | None) -> None: ...
+
+    def noticed(self, job: Job, sentence: str) -> None: ...
 
     def finished(self, job: Job, result: dict[str, Any]) -> None: ...
 
@@ -90,8 +93,9 @@ def sweep(jobs: Iterable[Job], listener: Listener, workers: int | None = None) -
 class _Worker:
     def __init__(self, context: Any, stop: Any) -> None:
         self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=_work, args=(theirs, stop), daemon=True)
-        with _one_thread():
+        # Not a daemon: those may not have the children that decode pictures.
+        self.process = context.Process(target=_work, args=(theirs, stop))
+        with _one_thread(), _deaf_to_interrupts():
             self.process.start()
         theirs.close()
         self.job: Job | None = None
@@ -100,23 +104,27 @@ class _Worker:
         self.job = waiting.popleft() if waiting else None
         if self.job is not None:
             listener.started(self.job)
-            self.connection.send(self.job)
+            with suppress(OSError):  # it has just died: that shows at once
+                self.connection.send(self.job)
 
     def hear(self, listener: Listener, results: dict[Job, Any]) -> bool:
         """Take in what the worker has said; gives whether its job is over."""
-        try:
-            while self.job is not None and self.connection.poll():
+        while self.job is not None:
+            try:
+                if not self.connection.poll():
+                    return False
                 kind, *content = self.connection.recv()
-                if kind == "went on":
-                    listener.went_on(self.job, *content)
-                    continue
-                results[self.job] = content[0] if kind == "finished" else None
-                (listener.finished if kind == "finished" else listener.failed)(self.job, content[0])
-                self.job = None
-                return True
-        except (EOFError, OSError):
-            pass  # it died: see bury
-        return False
+            except (EOFError, OSError):
+                return False  # it died: see bury
+            if kind == "went on":
+                listener.went_on(self.job, *content)
+            elif kind == "noticed":
+                listener.noticed(self.job, *content)
+            else:
+                job, self.job = self.job, None
+                results[job] = content[0] if kind == "finished" else None
+                (listener.finished if kind == "finished" else listener.failed)(job, content[0])
+        return True
 
     def bury(self, listener: Listener, results: dict[Job, Any]) -> None:
         if self.job is not None:
@@ -132,7 +140,7 @@ class _Worker:
 @contextmanager
 def _pool(count: int) -> Iterator[tuple[list[_Worker], Callable[[], _Worker]]]:
     context = multiprocessing.get_context("spawn")
-    stop = context.Event()
+    stop = context.RawValue("b", 0)  # not an Event: who is killed inside of one leaves it locked
     everyone: list[_Worker] = []
 
     def start() -> _Worker:
@@ -142,7 +150,7 @@ def _pool(count: int) -> Iterator[tuple[list[_Worker], Callable[[], _Worker]]]:
     try:
         yield [start() for _ in range(count)], start
     finally:
-        stop.set()
+        stop.value = 1
         for worker in everyone:
             worker.connection.close()
         for worker in everyone:
@@ -165,9 +173,22 @@ def _one_thread() -> Iterator[None]:
             os.environ["OMP_NUM_THREADS"] = before
 
 
+@contextmanager
+def _deaf_to_interrupts() -> Iterator[None]:
+    """Ctrl-C is the parent's to handle: a child is born deaf to it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _work(connection: Connection, stop: Any) -> None:
     """What a worker does until nobody listens any more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     from gadam.train.data import DataError
     from gadam.train.loop import Stopped, train
     from gadam.train.record import RunError
@@ -178,6 +199,7 @@ def _work(connection: Connection, stop: Any) -> None:
         except (EOFError, OSError):
             return
         try:
+            outcome: tuple[str, Any]
             result = train(
                 job.recipe,
                 job.folder,
@@ -187,12 +209,17 @@ def _work(connection: Connection, stop: Any) -> None:
                 threads=job.threads,
                 label=job.label,
                 progress=lambda epochs, line: connection.send(("went on", epochs, line)),
-                should_stop=stop.is_set,
+                notice=lambda sentence: connection.send(("noticed", sentence)),
+                should_stop=lambda: bool(stop.value),
             )
-            connection.send(("finished", result))
-        except (Stopped, BrokenPipeError):
+            outcome = ("finished", result)
+        except (Stopped, ConnectionError):
             return
         except (DataError, RunError, RecipeError) as error:
-            connection.send(("failed", str(error)))
+            outcome = ("failed", str(error))
         except Exception:
-            connection.send(("failed", traceback.format_exc()))
+            outcome = ("failed", traceback.format_exc())
+        try:
+            connection.send(outcome)
+        except ConnectionError:
+            return

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gadam.train import data, models
+from gadam.train import data, models, optimizers
 from gadam.train.recipe import Data, Recipe, RecipeError
 
-__all__ = ["Images", "Task", "build", "seed_for"]
+__all__ = ["Images", "Task", "build", "check", "seed_for"]
 
 Batch = Any
 
@@ -68,6 +68,10 @@ def _prepared(plan: Data, data_dir: str | None) -> tuple[data.Dataset, dict[str,
         if not isinstance(train, data.Images) or not isinstance(test, data.Images):
             raise RecipeError(f"data.size cannot be set for {plan.name}")
         train, test = data.resized(train, plan.size), data.resized(test, plan.size)
+    if (plan.examples or 0) > len(train) or plan.validation >= len(train):
+        raise RecipeError(
+            f"{plan.name} has {len(train)} training examples: data.examples and data.validation must be fewer"
+        )
     if plan.examples is not None:
         train = data.subset(train, plan.examples)
     parts: dict[str, Any] = {"test": test}
@@ -77,6 +81,19 @@ def _prepared(plan: Data, data_dir: str | None) -> tuple[data.Dataset, dict[str,
         train = data.with_label_noise(train, plan.label_noise, dataset.num_classes)
     parts["train"] = train
     return dataset, parts
+
+
+def check(recipe: Recipe, data_dir: str | None) -> None:
+    """Refuse what cannot be trained, before anything is: data, network, optimiser and average."""
+    dataset, parts = _prepared(recipe.data, data_dir)
+    with torch.device("meta"):
+        network = models.build(recipe.model, dataset.num_classes, _input_shape(recipe, dataset))
+    optimizers.build(recipe, network, -(-len(parts["train"]) // recipe.batch_size))
+
+
+def _input_shape(recipe: Recipe, dataset: data.Dataset) -> tuple[int, int, int]:
+    channels, height, width = dataset.input_shape
+    return (channels, recipe.data.size or height, recipe.data.size or width)
 
 
 class Images:
@@ -93,9 +110,7 @@ class Images:
         self.parts: tuple[str, ...] = (
             ("validation", "test") if "validation" in self._parts else ("test",)
         )
-        channels, height, width = self.dataset.input_shape
-        size = recipe.data.size
-        shape = (channels, size or height, size or width)
+        shape = _input_shape(recipe, self.dataset)
         torch.manual_seed(seed_for(seed, 0, "model"))
         network = models.build(recipe.model, self.dataset.num_classes, shape)
         # Convolutions are faster so; what they compute is the same.
