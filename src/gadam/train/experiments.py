@@ -709,7 +709,7 @@ def _compare() -> Experiment:
             schedule=_LINEAR_IA if averaged else _LINEAR,
             average=Average(MINI_EPOCHS // 2) if averaged else None,
             epochs=MINI_EPOCHS,
-            evaluate_every=MINI_EPOCHS // 4,
+            evaluate_every=MINI_EPOCHS // 2,
         )
 
     rows = {method: run(method, 0.3) for method in _COMPARED}
