@@ -19,6 +19,9 @@ Train:
   gadam list                what NAME and RECIPE can be, and what they cost
   gadam data NAME           download a data set
 
+Look:
+  gadam report DIR          runs as one page, figures and tables; --serve shows them while they run
+
 Measure:
   gadam bench               how long an optimiser's step takes here, beside others
 
@@ -34,12 +37,17 @@ def _command(name: str) -> Callable[[list[str]], int]:
 
         return bench.main
     try:
+        if name == "report":
+            from gadam.report import command
+
+            return command.run
         from gadam.train import commands
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("gadam"):
             raise
         raise SystemExit(
-            f"gadam: `gadam {name}` needs {error.name}: pip install 'gadam[train]'"
+            f"gadam: `gadam {name}` needs {error.name}: pip install "
+            f"'gadam[{'report' if name == 'report' else 'train'}]'"
         ) from None
     return lambda arguments: commands.run(name, arguments)
 
@@ -55,7 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
 
         print(gadam.__version__)
         return 0
-    names = ("compare", "train", "reproduce", "list", "data", "bench")
+    names = ("compare", "train", "reproduce", "list", "data", "report", "bench")
     if name not in names:
         import difflib
 

@@ -41,7 +41,7 @@
     spec.datasets = { curves: shown };
     for (const layer of spec.layer) {
       layer.encoding.x.field = s.x;
-      layer.encoding.x.title = s.x === "epoch" ? "epoch" : "seconds";
+      layer.encoding.x.title = s.x;
       layer.encoding.y.scale = { type: s.y, zero: false };
     }
     return embed("curves", spec);

@@ -169,17 +169,22 @@ def _headline(collection: Collection) -> str:
         ]
         cells += ["–" if row.published is None else f"{row.published:g}"] if published else []
         texts.append(cells)
-    lower = not series.is_error(experiment.metric)
+    # The best is one for each network and data set: others are other tasks.
+    pick = max if series.is_error(experiment.metric) else min
+    tasks: dict[Any, list[int]] = {}
+    for i, row in enumerate(rows):
+        recipe = experiment.recipes[row.label]
+        tasks.setdefault((recipe.model, recipe.data), []).append(i)
     for column, name in ((1, "iterate"), (2, "average"), (4, "validation")):
-        means = {i: e.mean for i, row in enumerate(rows) if (e := getattr(row, name)) is not None}
-        if means:
-            pick = min if lower else max
-            best.append((pick(means, key=means.__getitem__), column))
+        for members in tasks.values():
+            means = {i: e.mean for i in members if (e := getattr(rows[i], name)) is not None}
+            if len(means) > 1:
+                best.append((pick(means, key=means.__getitem__), column))
     unit = ", %" if series.is_error(experiment.metric) else ""
     caption = (
         f"Test {experiment.metric}{unit}: mean ± standard error over seeds; gains are paired by seed, with "
         "their 95 % confidence interval. A method with an average is used at its average. The best of "
-        "each column is marked."
+        "each column is marked, for each task."
     )
     return table(header, texts, caption, best)
 
@@ -306,7 +311,8 @@ def _specs(
             "range": [list(d) or [1, 0] for _, d in lines],
         },
     }
-    x = {"field": "epoch", "type": "quantitative", "title": "epoch"}
+    whole = {"tickMinStep": 1, "format": "d"}
+    x = {"field": "epoch", "type": "quantitative", "title": "epoch", "axis": whole}
     title = series.axis_title(collection.experiment.metric)
     value = {"field": "value", "type": "quantitative", "title": title, "scale": {"zero": False}}
     tooltip = [
@@ -392,6 +398,7 @@ def _specs(
         "costs": {
             **common,
             "height": {"step": 24},
+            "autosize": {"type": "fit-x", "contains": "padding"},
             "data": {"name": "costs"},
             "mark": "bar",
             "encoding": {

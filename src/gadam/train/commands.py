@@ -162,6 +162,7 @@ def _sweep(name: str, scale: Literal["mini", "paper"], common: Common) -> int:
     else:
         screen.print_table(experiment, table)
         print(f"The runs, and this table as summary.md and summary.json, are in {folder}")
+        _report(folder)
     return 1 if any(result is None for result in results.values()) else 0
 
 
@@ -198,6 +199,16 @@ def _run_all(
     listener: Any = screen.listener(len(jobs), quiet=common.quiet, as_json=common.json)
     with listener:
         return sweep(jobs, listener, workers)
+
+
+def _report(folder: Path) -> None:
+    """Write the report too, if what it needs is there."""
+    try:
+        from gadam.report.command import write
+
+        print(f"The report is {write([folder], folder)}")
+    except (ImportError, RuntimeError) as error:
+        print(f"There is no report: {error}", file=sys.stderr)
 
 
 def _export(jobs: Iterable[Job], common: Common) -> None:

@@ -1,0 +1,158 @@
+"""The page's figures in the style of a paper, as PNG and SVG, and its table as Markdown, LaTeX, CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+from gadam.report import series
+from gadam.report.page import ReportError
+from gadam.report.records import Collection
+from gadam.train import summary
+from gadam.train.record import write_atomically
+
+__all__ = ["write_figures", "write_tables"]
+
+_STYLE: Any = {
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e3e7eb",
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "figure.constrained_layout.use": True,
+    "savefig.dpi": 200,
+    "svg.hashsalt": "gadam",  # the same numbers make the same file
+}
+
+
+def write_figures(collection: Collection, folder: Path) -> list[Path]:
+    """Learning curves, learning rates and costs; gives the files."""
+    try:
+        import matplotlib as mpl
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ReportError("the figures need matplotlib: pip install 'gadam[report]'") from None
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    with mpl.rc_context(_STYLE):
+        for name, draw in (("curves", _curves), ("rates", _rates), ("costs", _costs)):
+            figure = Figure(figsize=(6.3, 3.6))
+            draw(collection, figure.add_subplot())
+            for ending in ("png", "svg"):
+                content = io.BytesIO()
+                metadata = {"Date": None} if ending == "svg" else {"Software": None}
+                figure.savefig(content, format=ending, metadata=metadata)
+                path = folder / f"{name}.{ending}"
+                write_atomically(path, content.getvalue())
+                written.append(path)
+    return written
+
+
+def _dash(pattern: tuple[int, ...]) -> Any:
+    return (0, pattern) if pattern else "-"
+
+
+def _curves(collection: Collection, axes: Any) -> None:
+    styles = series.styles(collection.labels)
+    averaged = {c.label for c in series.curves(collection) if c.point == "average"}
+    for curve in series.curves(collection):
+        style = styles[curve.label]
+        # A method without an average is judged by its iterate: that line is the full one.
+        main = curve.point == "average" or curve.label not in averaged
+        axes.plot(
+            curve.epoch,
+            curve.value,
+            color=style.colour,
+            linestyle=_dash(style.dashes["average" if main else "iterate"]),
+            linewidth=1.5 if main else 0.9,
+            marker="o" if len(curve.epoch) == 1 else None,
+            label=curve.label if main else None,
+        )
+        axes.fill_between(curve.epoch, curve.low, curve.high, color=style.colour, alpha=0.15, lw=0)
+    axes.set_xlabel("epoch")
+    axes.set_ylabel(series.axis_title(collection.experiment.metric))
+    if collection.labels:
+        axes.legend(ncols=2)
+
+
+def _rates(collection: Collection, axes: Any) -> None:
+    styles = series.styles(collection.labels)
+    for rate in series.rates(collection):
+        colour = styles[rate["label"]].colour
+        axes.step(
+            range(len(rate["rate"])), rate["rate"], where="post", color=colour, label=rate["label"]
+        )
+        if rate["start"] is not None:
+            axes.axvline(rate["start"], color=colour, linestyle="--", linewidth=1)
+    axes.set_xlabel("epoch")
+    axes.set_ylabel("learning rate")
+    if collection.labels:
+        axes.set_yscale("log")
+        axes.legend(ncols=2)
+
+
+def _costs(collection: Collection, axes: Any) -> None:
+    costs = series.costs(collection)
+    labels = [cost["label"] for cost in costs]
+    left = [0.0] * len(costs)
+    for what, colour in (("train", "#0072B2"), ("refresh", "#E69F00"), ("evaluate", "#8a939c")):
+        seconds = [cost["seconds"].get(what, 0.0) for cost in costs]
+        axes.barh(labels, seconds, left=left, color=colour, label=what)
+        left = [a + b for a, b in zip(left, seconds)]
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
+    axes.set_xlabel("seconds an epoch")
+    if costs:
+        axes.legend()
+
+
+def write_tables(collection: Collection, folder: Path) -> list[Path]:
+    """The headline table as table.md, table.tex and table.csv; gives the files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [r for r in summary.rows(collection.experiment, collection.results) if r.runs]
+    texts = {
+        "table.md": summary.markdown(collection.experiment, rows) + "\n",
+        "table.tex": _latex(rows),
+        "table.csv": _csv(rows),
+    }
+    for name, text in texts.items():
+        write_atomically(folder / name, text.encode())
+    return [folder / name for name in texts]
+
+
+def _latex(rows: list[summary.Row]) -> str:
+    def cell(text: str) -> str:
+        special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+        special |= {c: f"\\{c}" for c in "&%$#_{}"}
+        special |= {"±": r"$\pm$", "–": "--"}
+        return "".join(special.get(c, c) for c in text)
+
+    lines = [
+        r"\begin{tabular}{lrrrrr}",
+        r"\toprule",
+        " & ".join(cell(name) for name in summary.HEADER) + r" \\",
+        r"\midrule",
+    ]
+    lines += [" & ".join(cell(text) for text in summary.cells(row)) + r" \\" for row in rows]
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
+
+
+def _csv(rows: list[summary.Row]) -> str:
+    """In full precision, a column a number."""
+    estimates = ("iterate", "average", "validation", "difference")
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    columns = [f"{name}_{part}" for name in estimates for part in ("mean", "error")]
+    writer.writerow(["method", "base", "runs", *columns, "published", "seconds"])
+    for row in rows:
+        numbers = []
+        for name in estimates:
+            estimate = getattr(row, name)
+            numbers += ["", ""] if estimate is None else [estimate.mean, estimate.error]
+        writer.writerow([row.label, row.base, row.runs, *numbers, row.published, row.seconds])
+    return out.getvalue()

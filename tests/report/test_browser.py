@@ -1,0 +1,188 @@
+"""The page in a true browser."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import made
+from gadam.report import page
+from gadam.report.records import collect
+from gadam.train import summary
+
+webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+DRIVER = shutil.which("chromedriver")
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
+if DRIVER is None or CHROMIUM is None:
+    pytest.skip(
+        "there is no Chromium here: apt-get install chromium chromium-driver",
+        allow_module_level=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory) -> Iterator[Any]:
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    service = webdriver.ChromeService(executable_path=DRIVER)
+    driver = webdriver.Chrome(options=options, service=service)
+    driver.set_script_timeout(30)
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory) -> tuple[Path, Any]:
+    folder = tmp_path_factory.mktemp("report")
+    collection = collect([made.sweep(folder)])
+    path = folder / "report.html"
+    path.write_text(page.render(collection))
+    return path, collection
+
+
+def find(browser: Any, selector: str) -> list[Any]:
+    return browser.find_elements("css selector", selector)
+
+
+def until(browser: Any, condition: str) -> None:
+    """Wait for a JavaScript expression to come true."""
+    script = (
+        "const done = arguments[0], start = Date.now();"
+        f"const look = () => ({condition}) ? done(true) : Date.now() - start > 20000 ? done(false)"
+        " : setTimeout(look, 50); look();"
+    )
+    assert browser.execute_async_script(script), condition
+
+
+def load(browser: Any, path: Path, width: int = 1200, theme: str = "light") -> None:
+    browser.set_window_size(width, 900)
+    features = [{"name": "prefers-color-scheme", "value": theme}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    browser.get(f"file://{path}")
+    until(browser, "document.body.dataset.drawn === 'true'")
+
+
+def act(browser: Any, element: Any) -> None:
+    """Click, and wait until the curves are drawn anew."""
+    before = browser.execute_script("return document.getElementById('curves').dataset.ready")
+    element.click()
+    until(browser, f"document.getElementById('curves').dataset.ready !== '{before}'")
+
+
+def lines_drawn(browser: Any) -> int:
+    return len(find(browser, "#curves g.mark-line path"))
+
+
+@pytest.mark.parametrize("width", [400, 1200])
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_it_loads_without_a_complaint_and_fits(browser, report, width, theme):
+    load(browser, report[0], width, theme)
+    assert not [
+        entry for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")
+    ]
+    for chart in ("curves", "rates", "costs"):
+        (svg,) = find(browser, f"#{chart} svg")
+        assert svg.size["width"] > 200
+    assert browser.execute_script(
+        "const root = document.documentElement; return root.scrollWidth <= root.clientWidth + 1"
+    )
+    background = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
+    dark = sum(int(v) for v in background.strip("rgba()").split(",")[:3]) < 200
+    assert dark == (theme == "dark")
+
+
+def test_the_numbers_on_the_page_are_the_records(browser, report):
+    load(browser, report[0])
+    collection = report[1]
+    shown = {
+        cells[0]: cells[1:]
+        for cells in (
+            [cell.text for cell in row.find_elements("css selector", "th, td")]
+            for row in find(browser, "#results tbody tr")
+        )
+    }
+    for row in summary.rows(collection.experiment, collection.results):
+        assert shown[row.label][0] == str(row.iterate)
+        assert shown[row.label][1] == str(row.average or "–")
+    assert shown["Gadam"][2].endswith("(AdamW)")
+    assert shown["Gadam"][-1] == "75.73"
+
+
+def test_toggles_take_lines_away_and_bring_them_back(browser, report):
+    load(browser, report[0])
+    assert lines_drawn(browser) == 3  # AdamW's iterate, Gadam's iterate and average
+    (gadam,) = find(browser, "input[name=method][value=Gadam]")
+    act(browser, gadam)
+    assert lines_drawn(browser) == 1
+    act(browser, gadam)
+    (iterate,) = find(browser, "input[name=point][value=iterate]")
+    act(browser, iterate)
+    assert lines_drawn(browser) == 1
+    act(browser, iterate)
+    none, everything = (
+        find(browser, "button[data-all=false]")[0],
+        find(browser, "button[data-all=true]")[0],
+    )
+    act(browser, none)
+    assert lines_drawn(browser) == 0
+    act(browser, everything)
+    assert lines_drawn(browser) == 3
+
+
+def test_axes_can_be_changed(browser, report):
+    load(browser, report[0])
+
+    def titles() -> list[str]:
+        return [t.text for t in find(browser, "#curves g.role-axis-title text")]
+
+    assert "epoch" in titles()
+    act(browser, find(browser, "input[name=x][value=seconds]")[0])
+    assert "seconds" in titles()
+    before = [p.get_attribute("d") for p in find(browser, "#curves g.mark-line path")]
+    act(browser, find(browser, "input[name=y][value=log]")[0])
+    assert [p.get_attribute("d") for p in find(browser, "#curves g.mark-line path")] != before
+
+
+def test_hovering_shows_values(browser, report):
+    load(browser, report[0])
+    (svg,) = find(browser, "#curves svg")
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", svg)
+    chain = webdriver.ActionChains(browser)
+    chain.move_to_element_with_offset(svg, 100, 20).move_by_offset(3, 3).perform()
+    until(browser, "document.querySelector('#vg-tooltip-element.visible') !== null")
+    tip = find(browser, "#vg-tooltip-element")[0].text
+    assert "method" in tip
+    assert "test error" in tip
+
+
+def test_the_theme_button_and_the_keyboard(browser, report):
+    load(browser, report[0])
+    (button,) = find(browser, "#theme")
+    act(browser, button)
+    assert button.get_attribute("aria-pressed") == "true"
+    keys = pytest.importorskip("selenium.webdriver.common.keys").Keys
+    (gadam,) = find(browser, "input[name=method][value=Gadam]")
+    before = browser.execute_script("return document.getElementById('curves').dataset.ready")
+    gadam.send_keys(keys.SPACE)
+    until(browser, f"document.getElementById('curves').dataset.ready !== '{before}'")
+    assert lines_drawn(browser) == 1
+
+
+def test_everything_has_a_name_for_those_who_cannot_see_it(browser, report):
+    load(browser, report[0])
+    script = (
+        "return [...document.querySelectorAll('[role=img]')].every(e => e.getAttribute('aria-label')) &&"
+        "[...document.querySelectorAll('input')].every(e => e.labels.length) &&"
+        "document.querySelectorAll('h1').length === 1 && !!document.documentElement.lang &&"
+        "[...document.querySelectorAll('table')].every(t => t.querySelector('th[scope]'))"
+    )
+    assert browser.execute_script(script)
