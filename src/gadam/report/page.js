@@ -61,6 +61,7 @@
   const drawCosts = () => {
     const s = state();
     const spec = structuredClone(data.specs.costs);
+    spec.height = 24 * Math.max(1, data.costs.filter((c) => s.labels.has(c.label)).length) + 50;
     spec.datasets = {
       costs: data.costs.filter((c) => s.labels.has(c.label)).flatMap((c) =>
         Object.entries(c.seconds).map(([what, seconds]) => ({ label: c.label, what, seconds }))),

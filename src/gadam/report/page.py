@@ -397,8 +397,6 @@ def _specs(
         },
         "costs": {
             **common,
-            "height": {"step": 24},
-            "autosize": {"type": "fit-x", "contains": "padding"},
             "data": {"name": "costs"},
             "mark": "bar",
             "encoding": {
