@@ -77,13 +77,14 @@ def compare(report: dict[str, Any]) -> str:
         "",
         f"Test accuracy in %, mean ± standard error over {report['seeds']} seeds. Written by "
         f"`{report['command']}` (torch {report['versions']['torch']}, {report['machine']['cores']} cores, "
-        f"{min(seconds):.0f} to {max(seconds):.0f} s a run on one core) to `results/compare.json`.",
+        f"{min(seconds):.0f} to {max(seconds):.0f} s a run on one core) to `results/compare`.",
     ]
     return "\n".join(lines)
 
 
 STUDENT_3_SEEDS = 4.303  # the 97.5 % quantile of Student's t with two degrees of freedom
 TABLES = {"step-time": step_time, "compare": compare}
+RESULTS = {"step-time": "step-time.json", "compare": "compare/summary.json"}
 
 
 def rendered(readme: str) -> str:
@@ -92,7 +93,8 @@ def rendered(readme: str) -> str:
         begin, end = f"<!-- {name} -->\n", f"\n<!-- /{name} -->"
         before, _, rest = readme.partition(begin)
         _, _, after = rest.partition(end)
-        report = json.loads((ROOT / "results" / f"{name}.json").read_text())
+        path = ROOT / "results" / RESULTS[name]
+        report = json.loads(path.read_text())
         readme = before + begin + table(report) + end + after
     return readme
 

@@ -84,6 +84,14 @@ def test_a_damaged_record_is_named_and_passed_over(tmp_path, name, content):
     assert "AdamW" in html
 
 
+def test_a_failed_run_is_named_with_its_reason(tmp_path):
+    made.sweep(tmp_path)
+    (tmp_path / "gadam-1" / "result.json").unlink()
+    (tmp_path / "gadam-1" / "failure.json").write_text(json.dumps({"reason": "no <memory>"}))
+    html = page.render(collect([tmp_path]))
+    assert "Gadam, seed 1 failed: no &lt;memory&gt;" in html
+
+
 def test_a_torn_line_is_named(tmp_path):
     made.sweep(tmp_path)
     with (tmp_path / "gadam-1" / "epochs.jsonl").open("a") as file:

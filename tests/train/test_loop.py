@@ -262,6 +262,16 @@ def test_compiled_training_agrees(tmp_path):
     )
 
 
+def test_a_failure_leaves_word_until_the_run_is_tried_again(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(task.Images, "evaluate", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            loop.train(BASE, tmp_path)
+    assert "ZeroDivisionError" in json.loads((tmp_path / "failure.json").read_text())["reason"]
+    loop.train(BASE, tmp_path)
+    assert not (tmp_path / "failure.json").exists()
+
+
 def test_a_missing_package_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "schedulefree", None)
     with pytest.raises(RecipeError, match="pip install schedulefree"):

@@ -27,12 +27,15 @@ class RunRecord:
     result: dict[str, Any] | None
     versions: dict[str, str]
     machine: dict[str, str]
+    failure: str = ""
 
     @property
     def status(self) -> str:
-        """How far it is: "done", "diverged", or "at epoch 3 of 20"."""
+        """How far it is: "done", "diverged", "at epoch 3 of 20", or why it failed."""
         if self.result is not None:
             return str(self.result["status"])
+        if self.failure:
+            return f"failed ({self.failure})"
         return f"at epoch {len(self.lines)} of {self.recipe.epochs}"
 
 
@@ -128,6 +131,9 @@ def _read_run(path: Path, problems: list[str]) -> RunRecord | None:
             else None,
             versions=dict(content.get("versions", {})),
             machine=dict(content.get("machine", {})),
+            failure=str((_read_json(failed, problems) or {}).get("reason", "unknown"))
+            if (failed := folder / "failure.json").exists()
+            else "",
         )
         if run.result is not None:  # what the page relies on
             run.result["iterate"]["test"], run.result["seconds"], run.result["status"]
@@ -175,7 +181,10 @@ def _ordered(
     expected = sum(len(e.get("rows", [])) * int(e.get("seeds", 0)) for e in found)
     if expected > len(runs):
         problems.append(f"{expected - len(runs)} of {expected} runs have not begun")
-    unfinished = [run for run in runs if run.result is None]
+    problems += [
+        f"{run.label}, seed {run.seed} failed: {run.failure}" for run in runs if run.failure
+    ]
+    unfinished = [run for run in runs if run.result is None and not run.failure]
     if unfinished:
         problems.append(f"{len(unfinished)} runs are not finished: they are not in the table")
     title = experiment.title if len(found) < 2 else " · ".join(str(e.get("title")) for e in found)

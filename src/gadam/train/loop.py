@@ -68,7 +68,13 @@ def train(
             return run.result
         if device == "cuda":
             torch.cuda.reset_peak_memory_stats()
-        result = _train(run, torch.device(device), data_dir, progress, notice, should_stop)
+        try:
+            result = _train(run, torch.device(device), data_dir, progress, notice, should_stop)
+        except Stopped:
+            raise
+        except Exception as error:
+            run.fail(f"{type(error).__name__}: {error}")
+            raise
         run.finish(result)
         return result
 

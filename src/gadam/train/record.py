@@ -5,6 +5,7 @@
 `epochs.jsonl`                          a line of JSON per epoch
 `checkpoint-<epochs>-<hash>.pt`         the last two; the hash is of the content
 `result.json`                           how it ended; only when it has
+`failure.json`                          why it did not, until it is tried again
 ======================================  ==========================================================
 
 Every file but the lines is written beside, synced and renamed: at any moment the folder holds a whole
@@ -23,7 +24,7 @@ import platform
 import re
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -258,6 +259,7 @@ class Run:
         Cuts the lines back to it. With no whole checkpoint the run begins anew; what was broken is
         set aside and named in :attr:`damaged`.
         """
+        (self.folder / "failure.json").unlink(missing_ok=True)
         for torn in self.folder.glob(".checkpoint-*"):  # of a process that was killed
             torn.unlink(missing_ok=True)
         for path in self._checkpoints():
@@ -279,6 +281,11 @@ class Run:
         text = "".join(to_json(line) + "\n" for line in lines)
         if _read_text(self._lines_path) != text:
             write_atomically(self._lines_path, text.encode())
+
+    def fail(self, reason: str) -> None:
+        """The run could not go on: leave word of it, if that can be."""
+        with suppress(RunError):
+            write_atomically(self.folder / "failure.json", _json({"reason": reason}))
 
     def finish(self, result: dict[str, Any]) -> None:
         """The run is over."""

@@ -1,0 +1,48 @@
+"""Draw the README's picture of the report: `python scripts/report_picture.py`.
+
+From the committed records in results/compare, by a headless Chromium.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from gadam.report.command import write
+
+ROOT = Path(__file__).parents[1]
+
+
+def main() -> int:
+    """Write docs/report.png."""
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        print("this needs Chromium: apt-get install chromium", file=sys.stderr)
+        return 1
+    target = ROOT / "docs" / "report.png"
+    target.parent.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        page = write([ROOT / "results" / "compare"], Path(folder), figures=False)
+        subprocess.run(
+            [
+                browser,
+                "--headless",
+                "--no-sandbox",
+                "--disable-gpu",
+                "--hide-scrollbars",
+                "--virtual-time-budget=8000",
+                "--window-size=1100,1420",
+                f"--screenshot={target}",
+                page.as_uri(),
+            ],
+            check=True,
+            stderr=subprocess.DEVNULL,
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
