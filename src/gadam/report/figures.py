@@ -59,11 +59,11 @@ def _dash(pattern: tuple[int, ...]) -> Any:
 
 def _curves(collection: Collection, axes: Any) -> None:
     styles = series.styles(collection.labels)
-    averaged = {c.label for c in series.curves(collection) if c.point == "average"}
-    for curve in series.curves(collection):
+    curves = series.curves(collection)
+    averaged = {curve.label for curve in curves if curve.point == "average"}
+    for curve in curves:
         style = styles[curve.label]
-        # A method without an average is judged by its iterate: that line is the full one.
-        main = curve.point == "average" or curve.label not in averaged
+        main = series.drawn_as(curve, averaged) == "average"
         axes.plot(
             curve.epoch,
             curve.value,

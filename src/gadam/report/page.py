@@ -301,7 +301,11 @@ def _specs(
         "legend": None,
         "scale": {"domain": labels, "range": [styles[label].colour for label in labels]},
     }
-    lines = [(f"{c.label} {c.point}", styles[c.label].dashes[c.point]) for c in curves]
+    averaged = {c.label for c in curves if c.point == "average"}
+    lines = [
+        (f"{c.label} {c.point}", styles[c.label].dashes[series.drawn_as(c, averaged)])
+        for c in curves
+    ]
     dash = {
         "field": "style",
         "type": "nominal",

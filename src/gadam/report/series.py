@@ -109,6 +109,13 @@ def _curve(label: str, point: str, by_epoch: dict[int, list[tuple[float, float]]
     return curve
 
 
+def drawn_as(curve: Curve, averaged: set[str]) -> str:
+    """The point whose line style a curve has: a method without an average is judged by its iterate,
+    and drawn as averages are.
+    """
+    return curve.point if curve.label in averaged else "average"
+
+
 def rates(collection: Collection) -> list[dict[str, Any]]:
     """Each method's learning rate by epoch, and the epoch after which averaging starts."""
     found = []
