@@ -99,6 +99,43 @@ def test_a_torn_line_is_named(tmp_path):
     assert any("1 damaged lines" in problem for problem in collect([tmp_path]).problems)
 
 
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        ("result.json", {"iterate": {"test": {"accuracy": None}}}),
+        ("result.json", {"iterate": {"test": {}}}),
+        ("result.json", {"seconds": 3}),
+        ("result.json", {"status": "diverged"}),
+        ("run.json", {"label": "$\\frac{$ \ud800 " + "x" * 5000}),
+        ("run.json", {"label": "_hidden|\n"}),
+    ],
+)
+def test_odd_values_do_not_take_the_report_with_them(tmp_path, file, change):
+    made.sweep(tmp_path)
+    path = tmp_path / "gadam-1" / file
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    collection = collect([tmp_path])
+    assert "AdamW" in page.render(collection)
+    page.render(collection).encode()
+    figures.write_figures(collection, tmp_path / "out")
+    figures.write_tables(collection, tmp_path / "out")
+    if change == {"status": "diverged"}:
+        assert "Gadam (1 diverged)" in page.render(collection)
+
+
+def test_the_same_folder_twice_counts_once_and_experiments_are_told_apart(tmp_path):
+    one, two = made.sweep(tmp_path / "one"), made.sweep(tmp_path / "two")
+    assert len(collect([one, tmp_path / "one", one / "gadam-0"]).runs) == 6
+    description = json.loads((two / "experiment.json").read_text())
+    changed = {**description, "title": "Another", "command": "gadam reproduce other"}
+    (two / "experiment.json").write_text(json.dumps(changed))
+    both = collect([one, two])
+    assert len(both.labels) == 4
+    assert both.experiment.bases["Another: Gadam"] == "Another: AdamW"
+    assert "gadam reproduce other" in page.render(both)
+    assert "gadam reproduce made" in page.render(both)
+
+
 def test_nothing_at_all(tmp_path):
     assert "there are no runs here" in page.render(collect([tmp_path]))
     assert "is not a folder" in collect([tmp_path / "gone"]).problems[0]
@@ -118,7 +155,8 @@ def test_text_from_recipes_is_only_text(tmp_path):
     evil = "</script><img src=x onerror=alert(1)>&@@data@@"
     recipe = replace(made.RECIPES["AdamW"], model=evil)
     made.run(tmp_path / "evil-0", evil, 0, recipe=recipe)
-    section = {"title": evil, "blocks": [{"kind": "text", "text": evil}, {"kind": evil}, 3]}
+    odd = [{"kind": evil}, 3, {"kind": "table", "rows": [3]}, {"kind": "image", "file": "\0"}]
+    section = {"title": evil, "blocks": [{"kind": "text", "text": evil}, *odd]}
     (tmp_path / "sections").mkdir()
     (tmp_path / "sections" / "x.json").write_text(json.dumps(section))
     html = page.render(collect([tmp_path]))
@@ -149,6 +187,7 @@ def test_sections_come_from_other_parts(tmp_path):
     assert "data:image/png" in html
     assert "cannot be shown" in html
     assert data_of(html)["sections"] == [blocks[2]["spec"]]
+    assert "connect-src 'none'" in html
 
 
 def test_a_hundred_runs_stay_below_5_mb_and_need_no_network(tmp_path):

@@ -139,9 +139,9 @@ SMALL = ["epochs=12", "examples=1900", "average.start=5", "average.every=3", "da
 SETTINGS = [word for setting in SMALL for word in ("--set", setting)]
 
 
-def start(folder: Path, **environment: str) -> subprocess.Popen[str]:
+def start(folder: Path, *arguments: str, **environment: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [*COMMAND, *SETTINGS, "--out", str(folder)],
+        [*COMMAND, *SETTINGS, "--out", str(folder), *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -159,19 +159,20 @@ def wait_for_epochs(folder: Path, count: int, process: subprocess.Popen[str]) ->
 
 
 def test_ctrl_c_stops_cleanly_and_the_same_command_goes_on(tmp_path):
-    process = start(tmp_path)
+    longer = ("--set", "epochs=150", "--set", "evaluate_every=75")
+    process = start(tmp_path, *longer)
     wait_for_epochs(tmp_path, 2, process)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "the same command goes on" in errors
     assert "Traceback" not in errors
-    process = start(tmp_path)
+    process = start(tmp_path, *longer)
     output, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
     assert "Gadam" in output
     result = json.loads((tmp_path / "compare-gadam-0" / "result.json").read_text())
-    assert result["epochs"] == 12
+    assert result["epochs"] == 150
 
 
 @pytest.mark.slow

@@ -21,7 +21,12 @@ def write(folders: list[Path], out: Path, *, figures: bool = True) -> Path:
     if not collection.runs:
         wrong = "; ".join(collection.problems) or "there are no runs"
         raise ReportError(f"nothing to report in {', '.join(map(str, folders))}: {wrong}")
-    out.mkdir(parents=True, exist_ok=True)
+    for problem in collection.problems:
+        print(f"note: {problem}", file=sys.stderr)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ReportError(f"{out} cannot be written to: {error.strerror}") from None
     if figures:
         write_figures(collection, out / "figures")
         write_tables(collection, out / "figures")

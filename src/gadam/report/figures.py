@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ _STYLE: Any = {
     "legend.fontsize": 8,
     "figure.constrained_layout.use": True,
     "savefig.dpi": 200,
+    "text.parse_math": False,  # a label is a label
     "svg.hashsalt": "gadam",  # the same numbers make the same file
 }
 
@@ -39,7 +41,8 @@ def write_figures(collection: Collection, folder: Path) -> list[Path]:
         raise ReportError("the figures need matplotlib: pip install 'gadam[report]'") from None
     folder.mkdir(parents=True, exist_ok=True)
     written = []
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(_STYLE), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of its search for ticks
         for name, draw in (("curves", _curves), ("rates", _rates), ("costs", _costs)):
             figure = Figure(figsize=(6.3, 3.6))
             draw(collection, figure.add_subplot())
@@ -74,9 +77,10 @@ def _curves(collection: Collection, axes: Any) -> None:
             label=curve.label if main else None,
         )
         axes.fill_between(curve.epoch, curve.low, curve.high, color=style.colour, alpha=0.15, lw=0)
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("epoch")
     axes.set_ylabel(series.axis_title(collection.experiment.metric))
-    if collection.labels:
+    if curves:
         axes.legend(ncols=2)
 
 

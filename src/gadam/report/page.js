@@ -29,14 +29,22 @@
 
   const embed = async (id, spec) => {
     const box = document.getElementById(id);
-    const result = await vegaEmbed(box, { ...spec, config: config() }, { actions: false, renderer: "svg", ast: false });
+    try {
+      await vegaEmbed(box, { ...spec, config: { ...spec.config, ...config() } }, { actions: false, renderer: "svg" });
+    } catch (error) {
+      box.textContent = `This figure cannot be drawn: ${error.message}`;
+    }
     box.dataset.ready = String((Number(box.dataset.ready) || 0) + 1);
-    return result;
   };
 
   const drawCurves = () => {
     const s = state();
-    const shown = rows.filter((r) => s.labels.has(r.label) && s.points.has(r.point));
+    let shown = rows.filter((r) => s.labels.has(r.label) && s.points.has(r.point));
+    if (s.y === "log") {  // which has no place for zero
+      shown = shown.filter((r) => r.value > 0);
+      const floor = Math.min(...shown.map((r) => r.value)) / 2;
+      shown = shown.map((r) => ({ ...r, low: Math.max(r.low, floor) }));
+    }
     const spec = structuredClone(data.specs.curves);
     spec.datasets = { curves: shown };
     for (const layer of spec.layer) {
@@ -77,9 +85,17 @@
     button.textContent = theme === "dark" ? "Light" : "Dark";
     button.setAttribute("aria-pressed", String(theme === "dark"));
   };
-  setTheme(wanted.matches ? "dark" : "light");
+  setTheme((data.live && sessionStorage.getItem("theme")) || (wanted.matches ? "dark" : "light"));
+  // On paper the figures are light too, and nothing is folded away.
+  let before = null;
+  addEventListener("beforeprint", () => {
+    before = root.dataset.theme;
+    for (const d of document.querySelectorAll("details")) d.open = true;
+    if (before === "dark") { setTheme("light"); draw(); }
+  });
+  addEventListener("afterprint", () => { if (before === "dark") { setTheme("dark"); draw(); } });
   wanted.addEventListener("change", (e) => { setTheme(e.matches ? "dark" : "light"); draw(); });
-  button.addEventListener("click", () => { setTheme(dark() ? "light" : "dark"); draw(); });
+  button.addEventListener("click", () => { setTheme(dark() ? "light" : "dark"); sessionStorage.setItem("theme", root.dataset.theme); draw(); });
 
   const form = document.getElementById("controls");
   form.addEventListener("submit", (e) => e.preventDefault());
@@ -104,7 +120,7 @@
         const answer = await fetch("version", { cache: "no-store" });
         if (answer.ok && (await answer.text()) !== data.live) location.reload();
       } catch { /* the server is gone: the page stays */ }
-    }, 3000);
+    }, 5000);
   }
   draw().then(() => { document.body.dataset.drawn = "true"; });
 })();

@@ -26,6 +26,7 @@ from gadam.report import series
 from gadam.report.records import Collection
 from gadam.train import summary
 from gadam.train.recipe import to_dict
+from gadam.train.record import to_json
 
 __all__ = ["ReportError", "render"]
 
@@ -73,6 +74,7 @@ def render(collection: Collection, *, live: str = "") -> str:
         "css": _file("page.css"),
         "js": _file("page.js"),
         "vega": _vega(),
+        "connect": "'self'" if live else "'none'",
     }
     page = _file("page.html")
     # By position, not by replacing: what is filled in must not be looked through again.
@@ -95,7 +97,7 @@ def _vega() -> str:
 
 
 def _json_for_html(data: Any) -> str:
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False, default=str)
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
@@ -113,7 +115,9 @@ def table(
         cells = "".join(
             f'<th scope="row">{escape(cell)}</th>'
             if j == 0
-            else f"<td{' class=best' if (i, j) in marked else ''}>{escape(cell)}</td>"
+            else f"<td class=best>{escape(cell)}<span class=hidden> (best)</span></td>"
+            if (i, j) in marked
+            else f"<td>{escape(cell)}</td>"
             for j, cell in enumerate(row)
         )
         body += f"<tr>{cells}</tr>"
@@ -156,11 +160,11 @@ def _headline(collection: Collection) -> str:
     for row in rows:
         gain = ""
         if row.difference is not None:
-            half = row.difference.interval
-            bounds = "" if half is None else f" ± {half:.2f}"
-            gain = f"{row.difference.mean:+.2f}{bounds} ({row.base})"
+            mean, half = row.difference.mean, row.difference.interval
+            bounds = "" if half is None else f" ({mean - half:+.2f} to {mean + half:+.2f})"
+            gain = f"{mean:+.2f}{bounds} over {row.base}"
         cells = [
-            row.label,
+            summary.titled(row),
             str(row.iterate or "–"),
             str(row.average or "–"),
             gain or "–",
@@ -229,7 +233,7 @@ def _costs_table(costs: list[dict[str, Any]]) -> str:
         "refreshing",
         "evaluating",
         "parameters",
-        "peak memory",
+        "peak memory of the process",
     )
     return table(header, rows)
 
@@ -258,7 +262,14 @@ def _how(collection: Collection) -> str:
 
 
 def _section(section: dict[str, Any], charts: list[dict[str, Any]]) -> str:
-    blocks = "".join(_block(block, Path(section["folder"]), charts) for block in section["blocks"])
+    blocks = ""
+    for block in section["blocks"]:
+        try:
+            blocks += _block(block, Path(section["folder"]), charts)
+        except (OSError, TypeError, ValueError, AttributeError) as error:
+            blocks += (
+                f'<p class="note">A block of this section cannot be shown: {escape(str(error))}</p>'
+            )
     return f"<section><h2>{escape(str(section.get('title', '')))}</h2>{blocks}</section>"
 
 
@@ -274,7 +285,8 @@ def _block(block: Any, folder: Path, charts: list[dict[str, Any]]) -> str:
     caption = f"<figcaption>{escape(str(block.get('caption', '')))}</figcaption>" if kind else ""
     label = escape(str(block.get("caption", "figure"))) if kind else ""
     if kind == "chart" and isinstance(block.get("spec"), dict):
-        charts.append(block["spec"])
+        spec = {key: value for key, value in block["spec"].items() if key != "usermeta"}
+        charts.append(json.loads(to_json(spec)))
         name = f"section-chart-{len(charts) - 1}"
         return f'<figure><div class="chart" id="{name}" role="img" aria-label="{label}"></div>{caption}</figure>'
     if kind == "image":
@@ -382,6 +394,17 @@ def _specs(
                             "axis": {"format": "~g"},
                         },
                         "color": colour,
+                        "strokeDash": {
+                            "field": "label",
+                            "type": "nominal",
+                            "legend": None,
+                            "scale": {
+                                "domain": labels,
+                                "range": [
+                                    list(styles[n].dashes["average"]) or [1, 0] for n in labels
+                                ],
+                            },
+                        },
                         "tooltip": [{"field": "label"}, {"field": "epoch"}, {"field": "rate"}],
                     },
                 },

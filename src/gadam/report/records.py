@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +68,8 @@ class Collection:
 
     @property
     def results(self) -> dict[tuple[str, int], dict[str, Any] | None]:
-        """Of the runs that are over, by label and seed."""
-        return {(r.label, r.seed): r.result for r in self.runs if r.result is not None}
+        """Of the runs that are over, by label and seed; None where one failed."""
+        return {(r.label, r.seed): r.result for r in self.runs if r.result is not None or r.failure}
 
 
 def collect(folders: Iterable[str | Path]) -> Collection:
@@ -79,32 +80,105 @@ def collect(folders: Iterable[str | Path]) -> Collection:
     blocks, see :mod:`gadam.report.page`.
     """
     problems: list[str] = []
-    runs: list[RunRecord] = []
-    found: list[dict[str, Any]] = []
-    sections: list[dict[str, Any]] = []
+    places = []
     for folder in map(Path, folders):
-        if not folder.is_dir():
+        if folder.is_dir():
+            places.append(folder)
+        else:
             problems.append(f"{folder} is not a folder")
-            continue
-        for path in sorted(folder.rglob("run.json")):
-            run = _read_run(path, problems)
-            runs += [run] if run is not None else []
-        for path in sorted(folder.rglob("experiment.json")):
-            description = _read_json(path, problems)
-            found += [description] if description is not None else []
-        for path in sorted(folder.rglob("sections/*.json")):
-            section = _read_json(path, problems)
-            if section is not None and isinstance(section.get("blocks"), list):
-                sections.append({**section, "folder": str(path.parent)})
-            elif section is not None:
-                problems.append(f"{path} is not a section: it has no list of blocks")
-    return _ordered(runs, found, tuple(sections), problems)
+    experiments = {
+        path.parent.resolve(): _read_experiment(path, problems)
+        for path in _files(places, "experiment.json")
+    }
+    runs = []
+    for path in _files(places, "run.json"):
+        run = _read_run(path, problems)
+        if run is not None:
+            home = next((p for p in path.resolve().parents if p in experiments), None)
+            runs.append((run, home))
+    sections = []
+    for path in _files(places, "sections/*.json"):
+        section = _read_json(path, problems)
+        if section is not None and isinstance(section.get("blocks"), list):
+            sections.append({**section, "folder": str(path.parent)})
+        elif section is not None:
+            problems.append(f"{path} is not a section: it has no list of blocks")
+    found = {home: e for home, e in experiments.items() if e is not None}
+    return _ordered(_told_apart(runs, found), list(found.values()), tuple(sections), problems)
+
+
+def _files(places: list[Path], pattern: str) -> list[Path]:
+    """Each file once, though it lie in several of the places."""
+    found = {p.resolve(): p for place in places for p in sorted(place.rglob(pattern))}
+    return list(found.values())
+
+
+def _told_apart(
+    runs: list[tuple[RunRecord, Path | None]], found: dict[Path, dict[str, Any]]
+) -> list[RunRecord]:
+    """Rows of different experiments that share a name get their experiment's title before it."""
+    homes: dict[str, set[Path | None]] = {}
+    for run, home in runs:
+        homes.setdefault(run.label, set()).add(home)
+    apart = []
+    for run, home in runs:
+        if len(homes[run.label]) > 1 and home in found:
+            run = replace(run, label=f"{found[home]['title']}: {run.label}")
+        apart.append(run)
+    shared = {label for label, where in homes.items() if len(where) > 1}
+    for e in found.values():
+        name = {
+            label: f"{e['title']}: {label}" if label in shared else label for label in e["rows"]
+        }
+        e["rows"] = list(name.values())
+        e["bases"] = {name.get(a, a): name.get(b, b) for a, b in e["bases"].items()}
+        e["published"] = {name.get(k, k): v for k, v in e["published"].items()}
+    return apart
+
+
+def _read_experiment(path: Path, problems: list[str]) -> dict[str, Any] | None:
+    content = _read_json(path, problems)
+    if content is None:
+        return None
+    try:
+        return {
+            "name": str(content.get("name", "")),
+            "title": _clean(content.get("title", "Runs")),
+            "metric": str(content.get("metric", "accuracy")),
+            "note": str(content.get("note", "")),
+            "rows": [_clean(label) for label in content.get("rows", [])],
+            "bases": {_clean(a): _clean(b) for a, b in dict(content.get("bases", {})).items()},
+            "published": {
+                _clean(k): float(v) for k, v in dict(content.get("published", {})).items()
+            },
+            "seeds": int(content.get("seeds", 0)),
+            "command": str(content.get("command", "")),
+        }
+    except (TypeError, ValueError, AttributeError) as error:
+        problems.append(f"{path} is damaged and left out ({error})")
+        return None
+
+
+def _clean(text: object) -> str:
+    """A label that can be drawn and encoded: no control characters, no half characters, not endless."""
+    shown = "".join(c if c.isprintable() else "?" for c in str(text))
+    return shown if len(shown) <= 80 else shown[:79] + "…"
+
+
+def _numbers(value: Any) -> Any:
+    """What a record may hold: numbers that are none (a diverged run's) are left out."""
+    if isinstance(value, dict):
+        kept = {k: _numbers(v) for k, v in value.items()}
+        return {k: v for k, v in kept.items() if v is not None}
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
 
 
 def _read_json(path: Path, problems: list[str]) -> dict[str, Any] | None:
     try:
         content = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         problems.append(f"{path} is damaged and left out ({error})")
         return None
     if isinstance(content, dict):
@@ -122,30 +196,46 @@ def _read_run(path: Path, problems: list[str]) -> RunRecord | None:
         recipe = from_dict(content["recipe"])
         run = RunRecord(
             folder=folder,
-            label=str(content.get("label") or recipe.method),
+            label=_clean(content.get("label") or recipe.method),
             recipe=recipe,
             seed=int(content["seed"]),
-            lines=tuple(read_lines(folder / "epochs.jsonl")),
-            result=_read_json(folder / "result.json", problems)
-            if (folder / "result.json").exists()
-            else None,
+            lines=tuple(_line(line) for line in read_lines(folder / "epochs.jsonl")),
+            result=_read_result(folder / "result.json", problems),
             versions=dict(content.get("versions", {})),
             machine=dict(content.get("machine", {})),
-            failure=str((_read_json(failed, problems) or {}).get("reason", "unknown"))
+            failure=str((_read_json(failed, problems) or {}).get("reason") or "unknown")
             if (failed := folder / "failure.json").exists()
             else "",
         )
-        if run.result is not None:  # what the page relies on
-            run.result["iterate"]["test"], run.result["seconds"], run.result["status"]
-            run.result.get("average") is None or run.result["average"]["test"]
-    except (RecipeError, KeyError, TypeError, ValueError) as error:
-        problems.append(f"{path} is damaged and left out ({error})")
+    except (RecipeError, KeyError, TypeError, ValueError, AttributeError, OSError) as error:
+        what = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        problems.append(f"{folder} is damaged and left out ({what})")
         return None
-    written = (folder / "epochs.jsonl").read_text(errors="replace") if run.lines else ""
-    torn = written.count("\n") - len(run.lines)
-    if torn > 0:
-        problems.append(f"{folder / 'epochs.jsonl'}: {torn} damaged lines are left out")
+    lines = folder / "epochs.jsonl"
+    torn = (lines.read_text(errors="replace").count("\n") if lines.exists() else 0) - len(run.lines)
+    if (torn > 0 and run.result is not None) or torn > 1:  # one may be just being written
+        problems.append(f"{lines}: {torn} damaged lines are left out")
     return run
+
+
+def _line(line: dict[str, Any]) -> dict[str, Any]:
+    kept: dict[str, Any] = _numbers(line)
+    for name in ("iterate", "average", "seconds"):
+        if not isinstance(kept.get(name, {}), dict):
+            raise ValueError(f"{name} of epoch {line['epoch']} is not what gadam writes")
+    return kept
+
+
+def _read_result(path: Path, problems: list[str]) -> dict[str, Any] | None:
+    content = _read_json(path, problems) if path.exists() else None
+    if content is None:
+        return None
+    result: dict[str, Any] = {"average": None, "parameters": None, **_numbers(content)}
+    for name in ("iterate", "seconds"):
+        if not isinstance(result[name], dict):
+            raise ValueError(f"{name} in {path.name} is not what gadam writes")
+    result["status"] = str(result["status"])
+    return result
 
 
 def _ordered(
@@ -155,7 +245,7 @@ def _ordered(
     problems: list[str],
 ) -> Collection:
     first = found[0] if found else {}
-    rows: list[str] = [str(label) for e in found for label in e.get("rows", [])]
+    rows: list[str] = [label for e in found for label in e["rows"]]
     order = {label: i for i, label in enumerate(dict.fromkeys(rows))}
     runs = sorted(runs, key=lambda r: (order.get(r.label, len(order)), r.label, r.seed))
     seen = {(run.label, run.seed) for run in runs}
@@ -166,19 +256,22 @@ def _ordered(
         name=str(first.get("name", "")),
         title=str(first.get("title", "Runs")),
         recipes=recipes,
-        bases={
-            str(a): str(b)
-            for e in found
-            for a, b in dict(e.get("bases", {})).items()
-            if a in recipes and b in recipes
-        },
-        published={
-            str(k): float(v) for e in found for k, v in dict(e.get("published", {})).items()
-        },
+        bases={a: b for e in found for a, b in e["bases"].items() if a in recipes and b in recipes},
+        published={k: v for e in found for k, v in e["published"].items()},
         metric=str(first.get("metric", "accuracy")),
         note=str(first.get("note", "")),
     )
-    expected = sum(len(e.get("rows", [])) * int(e.get("seeds", 0)) for e in found)
+    metrics = dict.fromkeys(e["metric"] for e in found)
+    if len(metrics) > 1:
+        problems.append(
+            f"the experiments are judged by {', '.join(metrics)}: all are shown by {experiment.metric}"
+        )
+    problems += [
+        f"{run.label}, seed {run.seed} diverged: it is in the means as it ended"
+        for run in runs
+        if run.result is not None and run.result["status"] == "diverged"
+    ]
+    expected = sum(len(e["rows"]) * e["seeds"] for e in found)
     if expected > len(runs):
         problems.append(f"{expected - len(runs)} of {expected} runs have not begun")
     problems += [
@@ -187,12 +280,12 @@ def _ordered(
     unfinished = [run for run in runs if run.result is None and not run.failure]
     if unfinished:
         problems.append(f"{len(unfinished)} runs are not finished: they are not in the table")
-    title = experiment.title if len(found) < 2 else " · ".join(str(e.get("title")) for e in found)
+    title = " · ".join(dict.fromkeys(e["title"] for e in found)) or experiment.title
     return Collection(
         title=title,
         runs=tuple(runs),
         experiment=experiment,
-        command=str(first.get("command", "")),
+        command="\n".join(e["command"] for e in found if e["command"]),
         sections=sections,
         problems=tuple(problems),
         expected=expected,

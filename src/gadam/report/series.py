@@ -8,7 +8,7 @@ from typing import Any
 
 from gadam.report.records import Collection
 from gadam.train import optimizers
-from gadam.train.summary import Estimate
+from gadam.train.summary import Estimate, more_is_better
 
 __all__ = ["COLOURS", "Curve", "Style", "costs", "curves", "rates", "styles"]
 
@@ -56,7 +56,7 @@ class Curve:
 
 def is_error(metric: str) -> bool:
     """Whether the metric is shown as an error: 100 % less an accuracy."""
-    return metric in ("accuracy", "top5")
+    return more_is_better(metric)
 
 
 def shown(metric: str, value: float) -> float:
@@ -133,7 +133,11 @@ def rates(collection: Collection) -> list[dict[str, Any]]:
             if line.get("samples")
         ]
         planned = recipe.average.start if recipe.average is not None else None
-        start = planned if isinstance(planned, int) else min(sampled, default=None)
+        # A trigger's first sample is in the line of the epoch after which it was taken.
+        start = planned if isinstance(planned, int) else min(sampled, default=0) - 1
+        if planned is None or start < 0:
+            start = None
+        values.append(values[-1])  # the last epoch has a width too
         found.append({"label": label, "rate": [float(f"{v:.6g}") for v in values], "start": start})
     return found
 
@@ -158,7 +162,7 @@ def costs(collection: Collection) -> list[dict[str, Any]]:
                 "label": label,
                 "seconds": {what: round(s / max(epochs, 1), 4) for what, s in totals.items()},
                 "memory": round(max(memory) / 2**20) if memory else None,
-                "parameters": next((r.result["parameters"] for r in runs if r.result), None),
+                "parameters": next((r.result.get("parameters") for r in runs if r.result), None),
             }
         )
     return found

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import socket
+import threading
 from collections.abc import Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,6 +16,7 @@ from gadam.report.records import collect
 
 __all__ = ["Server"]
 
+_WATCHED = ("*.json", "epochs.jsonl", "sections/*")
 _TYPES = {
     ".html": "text/html; charset=utf-8",
     ".json": "application/json",
@@ -40,6 +43,8 @@ class Server(ThreadingHTTPServer):
         self.folders = [Path(folder).resolve() for folder in folders]
         self.host = host
         self._page: tuple[str, bytes] = ("", b"")
+        self._making = threading.Lock()
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, port), _Handler)
 
     @property
@@ -66,10 +71,11 @@ class Server(ThreadingHTTPServer):
 
     def page(self) -> bytes:
         """The page as of now."""
-        version = self.version()
-        if self._page[0] != version:
-            self._page = (version, render(collect(self.folders), live=version).encode())
-        return self._page[1]
+        with self._making:  # once, however many look
+            version = self.version()
+            if self._page[0] != version:
+                self._page = (version, render(collect(self.folders), live=version).encode())
+            return self._page[1]
 
     def file(self, path: str) -> Path | None:
         """A file in the first folder; None for what is not there, hidden, or outside of it."""
@@ -87,6 +93,16 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer with the page, its version, or a file of the folder."""
+        try:
+            self._answer()
+        except ConnectionError:
+            pass  # who asked has left
+        except ValueError:
+            self._send(HTTPStatus.BAD_REQUEST, b"this is not a request", "text/plain")
+        except OSError:
+            self._send(HTTPStatus.NOT_FOUND, b"there is nothing of that name here", "text/plain")
+
+    def _answer(self) -> None:
         if not self._is_meant():
             self._send(HTTPStatus.FORBIDDEN, b"this server is asked by another name", "text/plain")
             return
@@ -105,8 +121,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _is_meant(self) -> bool:
         """Not a page elsewhere that has pointed a name of its own at this machine."""
         host = urlsplit(f"//{self.headers.get('Host', '')}").hostname
-        loopback = self.server.host in ("127.0.0.1", "::1", "localhost")
-        return not loopback or host in ("127.0.0.1", "::1", "localhost")
+        here = ("127.0.0.1", "::1", "localhost")
+        loopback = self.server.host in here or self.server.host.startswith("127.")
+        return not loopback or host in (*here, self.server.host)
 
     def _send(self, status: HTTPStatus, content: bytes, kind: str) -> None:
         self.send_response(status)

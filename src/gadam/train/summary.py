@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from statistics import fmean, stdev
 from typing import Any
@@ -97,27 +97,29 @@ def rows(
         else:
             by_row[label][seed] = result
 
+    def at(point: dict[str, Any] | None, part: str) -> float | None:
+        value = ((point or {}).get(part) or {}).get(metric)
+        return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
     def used(result: dict[str, Any], part: str) -> float | None:
-        point = result["average"] or result["iterate"]
-        return point[part][metric] if part in point else None
+        return at(result.get("average") or result.get("iterate"), part)
+
+    def estimate(values: Iterable[float | None]) -> Estimate | None:
+        return Estimate.of([value for value in values if value is not None])
 
     table = []
     for label, runs in by_row.items():
         base = experiment.bases.get(label)
         partners = by_row.get(base, {}) if base else {}
         pairs = [(used(runs[s], "test"), used(partners[s], "test")) for s in runs if s in partners]
-        averages = [r["average"]["test"][metric] for r in runs.values() if r["average"]]
-        validation = [used(r, "validation") for r in runs.values()]
         table.append(
             Row(
                 label,
-                iterate=Estimate.of([r["iterate"]["test"][metric] for r in runs.values()]),
-                average=Estimate.of(averages),
+                iterate=estimate(at(r.get("iterate"), "test") for r in runs.values()),
+                average=estimate(at(r.get("average"), "test") for r in runs.values()),
                 base=base,
-                difference=Estimate.of(
-                    [a - b for a, b in pairs if a is not None and b is not None]
-                ),
-                validation=Estimate.of([v for v in validation if v is not None]),
+                difference=estimate(a - b for a, b in pairs if a is not None and b is not None),
+                validation=estimate(used(r, "validation") for r in runs.values()),
                 published=experiment.published.get(label),
                 seconds=fmean(sum(r["seconds"].values()) for r in runs.values()) if runs else None,
                 runs=len(runs),
@@ -131,6 +133,14 @@ def rows(
 HEADER = ("method", "iterate", "average", "gain (95 % interval)", "validation", "seconds a run")
 
 
+def titled(row: Row) -> str:
+    """The row's label, with what went wrong in it."""
+    trouble = [
+        f"{n} {what}" for n, what in ((row.failed, "failed"), (row.diverged, "diverged")) if n
+    ]
+    return row.label + (f" ({', '.join(trouble)})" if trouble else "")
+
+
 def cells(row: Row) -> tuple[str, ...]:
     """A row as text."""
     gain = ""
@@ -142,17 +152,19 @@ def cells(row: Row) -> tuple[str, ...]:
             else f" (95 %: {row.difference.mean - half:+.2f} to {row.difference.mean + half:+.2f})"
         )
         gain = f"{row.difference.mean:+.2f}{bounds} over {row.base}"
-    trouble = [
-        f"{n} {what}" for n, what in ((row.failed, "failed"), (row.diverged, "diverged")) if n
-    ]
     return (
-        row.label + (f" ({', '.join(trouble)})" if trouble else ""),
+        titled(row),
         str(row.iterate or "–"),
         str(row.average or "–"),
         gain,
         str(row.validation or "–"),
         "–" if row.seconds is None else f"{row.seconds:.0f}",
     )
+
+
+def more_is_better(metric: str) -> bool:
+    """Whether a larger value is a better one: of accuracies, in %."""
+    return metric in ("accuracy", "top5")
 
 
 def best(experiment: Experiment, table: list[Row]) -> set[str]:
@@ -162,8 +174,10 @@ def best(experiment: Experiment, table: list[Row]) -> set[str]:
         point = row.average or row.iterate
         if point is not None:
             recipe = experiment.recipes[row.label]
+            sign = 1 if more_is_better(experiment.metric) else -1
             leaders[recipe.model, recipe.data] = max(
-                leaders.get((recipe.model, recipe.data), (-math.inf, "")), (point.mean, row.label)
+                leaders.get((recipe.model, recipe.data), (-math.inf, "")),
+                (sign * point.mean, row.label),
             )
     return {label for _, label in leaders.values()}
 
@@ -181,7 +195,7 @@ def markdown(experiment: Experiment, table: list[Row]) -> str:
             shown[column] = f"**{shown[column]}**"
         if published:
             shown.append("" if row.published is None else f"{row.published:g}")
-        lines.append(f"| {' | '.join(shown)} |")
+        lines.append(f"| {' | '.join(text.replace('|', chr(92) + '|') for text in shown)} |")
     return "\n".join(lines)
 
 
