@@ -4,6 +4,7 @@ It includes no header of torch or Python, so one build serves every version of e
 no compiler, or not one for this, the package installs without it.
 """
 
+import platform
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
@@ -20,6 +21,10 @@ class BuildKernel(build_ext):
         # for the bits of such numbers are computed with too.
         flags = ["-std=c11", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"]
         flags += ["-fwrapv"]
+        if platform.machine().lower() in ("x86_64", "amd64"):
+            # GCC may move numbers through MMX registers, and leaves the x87 unit, whose registers these
+            # are, unusable: every `long double` of the process would be NaN from then on.
+            flags += ["-mno-mmx"]
         attempts = [["-fopenmp"], ["-Xpreprocessor", "-fopenmp"], []]
         for openmp in attempts:
             ext.extra_compile_args = flags + openmp

@@ -163,6 +163,17 @@ def test_equals_the_reference_wherever_one_looks(
         )
 
 
+@pytest.mark.parametrize("partial", [0.125, 0.2, 0.3, 0.5])
+@pytest.mark.parametrize("beta1", [0.0, 0.9])
+@pytest.mark.parametrize("amsgrad", [False, True])
+def test_a_step_leaves_the_processor_as_it_was(partial, beta1, amsgrad):
+    """A compiler that uses MMX registers would leave `long double` broken for the whole process."""
+    numpy = pytest.importorskip("numpy")
+    both([[0.5, -2.0] * 100] * 3, torch.float32, partial=partial, betas=(beta1, 0.9), amsgrad=amsgrad)
+    both([[0.5, -2.0] * 100] * 3, torch.float32, partial=partial, form="paper", amsgrad=amsgrad)
+    assert float(numpy.longdouble(-1) / numpy.longdouble(10)) == -0.1
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("partial", [0.125, 0.2, 0.5])
 def test_half_precision_equals_the_reference_to_a_rounding(dtype, partial):
