@@ -5,6 +5,7 @@ no compiler, or not one for this, the package installs without it.
 """
 
 import platform
+
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
