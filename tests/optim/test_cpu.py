@@ -169,7 +169,9 @@ def test_equals_the_reference_wherever_one_looks(
 def test_a_step_leaves_the_processor_as_it_was(partial, beta1, amsgrad):
     """A compiler that uses MMX registers would leave `long double` broken for the whole process."""
     numpy = pytest.importorskip("numpy")
-    both([[0.5, -2.0] * 100] * 3, torch.float32, partial=partial, betas=(beta1, 0.9), amsgrad=amsgrad)
+    both(
+        [[0.5, -2.0] * 100] * 3, torch.float32, partial=partial, betas=(beta1, 0.9), amsgrad=amsgrad
+    )
     both([[0.5, -2.0] * 100] * 3, torch.float32, partial=partial, form="paper", amsgrad=amsgrad)
     assert float(numpy.longdouble(-1) / numpy.longdouble(10)) == -0.1
 
