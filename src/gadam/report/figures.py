@@ -87,9 +87,15 @@ def _curves(collection: Collection, axes: Any) -> None:
 def _rates(collection: Collection, axes: Any) -> None:
     styles = series.styles(collection.labels)
     for rate in series.rates(collection):
-        colour = styles[rate["label"]].colour
+        style = styles[rate["label"]]
+        colour = style.colour
         axes.step(
-            range(len(rate["rate"])), rate["rate"], where="post", color=colour, label=rate["label"]
+            range(len(rate["rate"])),
+            rate["rate"],
+            where="post",
+            color=colour,
+            linestyle=_dash(style.dashes["average"]),
+            label=rate["label"],
         )
         if rate["start"] is not None:
             axes.axvline(rate["start"], color=colour, linestyle="--", linewidth=1)
