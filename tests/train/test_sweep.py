@@ -147,6 +147,8 @@ def start(folder: Path, *arguments: str, **environment: str) -> subprocess.Popen
         text=True,
         env={**os.environ, "GADAM_CHECKPOINT_SECONDS": "0", **environment},
         start_new_session=True,
+        # A shell that starts the tests in the background has them ignore Ctrl-C, and so their children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
