@@ -65,10 +65,10 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     names = ("compare", "train", "reproduce", "list", "data", "report", "bench")
     if name not in names:
-        import difflib
+        from gadam._names import did_you_mean
 
-        near = difflib.get_close_matches(name, names, n=1)
-        hint = f": did you mean {near[0]!r}?" if near else " (see `gadam --help`)"
+        near = did_you_mean(name, names)
+        hint = f": did you mean {near!r}?" if near else " (see `gadam --help`)"
         print(f"gadam: there is no command {name!r}{hint}", file=sys.stderr)
         return 2
     return _command(name)(rest)

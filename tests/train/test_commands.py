@@ -134,6 +134,16 @@ def test_compare_ends_with_a_table(tmp_path, capsys):
     differences = [row["difference"] for row in table["rows"] if row["base"]]
     assert all(d["count"] == 2 for d in differences)
     assert "| method |" in (tmp_path / "summary.md").read_text()
+    assert f"The report is {tmp_path / 'report.html'}" in text
+
+
+def test_the_report_is_written_for_programs_too(tmp_path, capsys):
+    arguments = ["--out", str(tmp_path), "--seeds", "1", *TINY, "--json"]
+    assert run("reproduce", "mnist-logistic", *arguments) == 0
+    last = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert last["event"] == "summary"
+    assert last["report"] == str(tmp_path / "report.html")
+    assert (tmp_path / "report.html").exists()
 
 
 def test_settings_of_the_average_are_for_those_who_have_one(tmp_path, capsys):

@@ -174,7 +174,7 @@ def _headline(collection: Collection) -> str:
         cells += ["–" if row.published is None else f"{row.published:g}"] if published else []
         texts.append(cells)
     # The best is one for each network and data set: others are other tasks.
-    pick = max if series.is_error(experiment.metric) else min
+    pick = max if summary.more_is_better(experiment.metric) else min
     tasks: dict[Any, list[int]] = {}
     for i, row in enumerate(rows):
         recipe = experiment.recipes[row.label]
@@ -184,7 +184,7 @@ def _headline(collection: Collection) -> str:
             means = {i: e.mean for i in members if (e := getattr(rows[i], name)) is not None}
             if len(means) > 1:
                 best.append((pick(means, key=means.__getitem__), column))
-    unit = ", %" if series.is_error(experiment.metric) else ""
+    unit = ", %" if summary.more_is_better(experiment.metric) else ""
     caption = (
         f"Test {experiment.metric}{unit}: mean ± standard error over seeds; gains are paired by seed, with "
         "their 95 % confidence interval. A method with an average is used at its average. The best of "

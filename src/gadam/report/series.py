@@ -54,14 +54,9 @@ class Curve:
     seeds: list[int]
 
 
-def is_error(metric: str) -> bool:
-    """Whether the metric is shown as an error: 100 % less an accuracy."""
-    return more_is_better(metric)
-
-
 def shown(metric: str, value: float) -> float:
-    """The metric as the curves show it: the smaller the better."""
-    return 100.0 - value if is_error(metric) else value
+    """The metric as the curves show it, the smaller the better: an accuracy as an error."""
+    return 100.0 - value if more_is_better(metric) else value
 
 
 def axis_title(metric: str) -> str:

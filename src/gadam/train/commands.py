@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import platform
@@ -17,10 +16,11 @@ import torch
 import tyro
 
 import gadam
+from gadam._names import did_you_mean
 from gadam.train import data, experiments, screen, summary, task
 from gadam.train.experiments import Experiment
 from gadam.train.recipe import Recipe, RecipeError, of_the_average, override, to_dict
-from gadam.train.record import Run, RunError, to_json, write_atomically
+from gadam.train.record import Run, RunError, to_json, write_atomically, write_json
 from gadam.train.sweep import Job, available_cores, sweep
 
 __all__ = ["run"]
@@ -55,6 +55,11 @@ class Common:
     tensorboard: bool = False
     """write the curves for TensorBoard too, beside the runs"""
 
+    @property
+    def directory(self) -> str | None:
+        """Where data sets are, if that is said."""
+        return None if self.data_dir is None else str(self.data_dir)
+
 
 def run(name: str, arguments: list[str]) -> int:
     """Run a command; what is wrong is said in a sentence. Gives the exit code."""
@@ -75,6 +80,13 @@ def run(name: str, arguments: list[str]) -> int:
         return 130
 
 
+def _parsed(command: Callable[..., Any], arguments: list[str]) -> Any:
+    """What the command, a function that gives its arguments back, is asked for."""
+    name = command.__name__.rstrip("_")
+    flags = (tyro.conf.FlagCreatePairsOff,)
+    return tyro.cli(command, prog=f"gadam {name}", args=arguments, config=flags)
+
+
 # ------------------------------------------------------------------------------ compare and reproduce
 
 
@@ -87,11 +99,7 @@ def _compare(arguments: list[str]) -> int:
         """
         return experiments.COMPARE, "mini", common
 
-    return _sweep(
-        *tyro.cli(
-            compare, prog="gadam compare", args=arguments, config=(tyro.conf.FlagCreatePairsOff,)
-        )
-    )
+    return _sweep(*_parsed(compare, arguments))
 
 
 def _reproduce(arguments: list[str]) -> int:
@@ -109,14 +117,7 @@ def _reproduce(arguments: list[str]) -> int:
         """
         return name, scale, common
 
-    return _sweep(
-        *tyro.cli(
-            reproduce,
-            prog="gadam reproduce",
-            args=arguments,
-            config=(tyro.conf.FlagCreatePairsOff,),
-        )
-    )
+    return _sweep(*_parsed(reproduce, arguments))
 
 
 def _sweep(name: str, scale: Literal["mini", "paper"], common: Common) -> int:
@@ -149,20 +150,22 @@ def _sweep(name: str, scale: Literal["mini", "paper"], common: Common) -> int:
         **summary.to_json(experiment, table),
         "scale": scale,
         "seeds": seeds,
-        "command": _command_line(name, scale, seeds, common),
+        "command": description["command"],
         "versions": {"gadam": gadam.__version__, "torch": torch.__version__},
         "machine": {"system": platform.platform(), "cores": available_cores()},
         "recipes": {row: to_dict(recipe) for row, recipe in recipes.items()},
     }
-    write_atomically(folder / "summary.json", (to_json(content, indent=1) + "\n").encode())
+    write_json(folder / "summary.json", content)
     write_atomically(folder / "summary.md", (summary.markdown(experiment, table) + "\n").encode())
     _export(jobs.values(), common)
+    page = _report(folder)
     if common.json:
-        print(to_json({"event": "summary", **content}), flush=True)
+        print(to_json({"event": "summary", "report": page and str(page), **content}), flush=True)
     else:
         screen.print_table(experiment, table)
         print(f"The runs, and this table as summary.md and summary.json, are in {folder}")
-        _report(folder)
+        if page is not None:
+            print(f"The report is {page}")
     return 1 if any(result is None for result in results.values()) else 0
 
 
@@ -181,8 +184,7 @@ def _overridden(recipe: Recipe, common: Common) -> Recipe:
 
 
 def _job(label: str, recipe: Recipe, seed: int, folder: Path, common: Common) -> Job:
-    directory = str(common.data_dir) if common.data_dir is not None else None
-    return Job(label, recipe, seed, folder, directory, common.device, common.threads)
+    return Job(label, recipe, seed, folder, common.directory, common.device, common.threads)
 
 
 def _run_all(
@@ -191,9 +193,7 @@ def _run_all(
     for job in jobs:  # before any work: a folder that holds something else
         Run(job.folder, job.recipe, job.seed, job.label).begin(job.threads)
     if description is not None:
-        write_atomically(
-            folder / "experiment.json", (to_json(description, indent=1) + "\n").encode()
-        )
+        write_json(folder / "experiment.json", description)
     several = available_cores() // common.threads if common.device == "cpu" else 1
     workers = common.workers or max(1, several)
     listener: Any = screen.listener(len(jobs), quiet=common.quiet, as_json=common.json)
@@ -201,14 +201,15 @@ def _run_all(
         return sweep(jobs, listener, workers)
 
 
-def _report(folder: Path) -> None:
-    """Write the report too, if what it needs is there."""
+def _report(folder: Path) -> Path | None:
+    """Write the report too, if what it needs is there; gives where it is."""
     try:
         from gadam.report.command import write
 
-        print(f"The report is {write([folder], folder)}")
+        return write([folder], folder)
     except (ImportError, RuntimeError) as error:
         print(f"There is no report: {error}", file=sys.stderr)
+        return None
 
 
 def _export(jobs: Iterable[Job], common: Common) -> None:
@@ -232,14 +233,13 @@ def _check(recipes: Iterable[Recipe], common: Common) -> None:
         from gadam.train.tensorboard import writer
 
         writer()
-    directory = str(common.data_dir) if common.data_dir is not None else None
     try:
         torch.empty(1, device=common.device)
     except (RuntimeError, AssertionError) as error:
         raise RecipeError(f"--device {common.device}: {str(error).splitlines()[0]}") from None
     try:
         for recipe in recipes:
-            task.check(recipe, directory)
+            task.check(recipe, common.directory)
     except ValueError as error:  # a name that is none, a beta that cannot be
         raise RecipeError(str(error)) from None
 
@@ -264,13 +264,11 @@ def _train(arguments: list[str]) -> int:
         """
         return recipe, seed, scale, common
 
-    name, first, scale, common = tyro.cli(
-        train, prog="gadam train", args=arguments, config=(tyro.conf.FlagCreatePairsOff,)
-    )
+    name, first, scale, common = _parsed(train, arguments)
     known = experiments.recipes(scale)
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f": did you mean {near[0]!r}?" if near else ""
+        near = did_you_mean(name, known)
+        hint = f": did you mean {near!r}?" if near else ""
         raise RecipeError(f"there is no recipe {name!r}{hint} (see `gadam list --recipes`)")
     recipe = override(known[name], common.settings)
     _check([recipe], common)
@@ -302,9 +300,7 @@ def _list(arguments: list[str]) -> int:
         """
         return recipes, json
 
-    with_recipes, as_json = tyro.cli(
-        list_, prog="gadam list", args=arguments, config=(tyro.conf.FlagCreatePairsOff,)
-    )
+    with_recipes, as_json = _parsed(list_, arguments)
     found = [
         (name, experiments.get(name), experiments.get(name, "paper"))
         for name in experiments.names()
@@ -342,9 +338,7 @@ def _data(arguments: list[str]) -> int:
 
     from gadam.train.download import fetch
 
-    name, directory = tyro.cli(
-        data_, prog="gadam data", args=arguments, config=(tyro.conf.FlagCreatePairsOff,)
-    )
+    name, directory = _parsed(data_, arguments)
     try:
         print(f"{name} is in {fetch(name, directory)}")
     except ValueError as error:  # a name that is none

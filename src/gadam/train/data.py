@@ -10,12 +10,10 @@ import gzip
 import os
 import pickle
 import random
-import re
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from functools import partial
 from importlib import import_module, resources
 from math import exp, log, prod, sqrt
@@ -28,6 +26,8 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
+
+from gadam._names import find
 
 __all__ = [
     "DataError",
@@ -155,12 +155,10 @@ def load(name: str, data_dir: str | Path | None = None) -> Dataset:
 
 def canonical(name: str) -> str:
     """The name as :func:`names` spells it."""
-    plain = {re.sub("[^a-z0-9]", "", known): known for known in _SOURCES}
-    asked = re.sub("[^a-z0-9]", "", name.lower())
-    if asked in plain:
-        return plain[asked]
-    close = get_close_matches(asked, plain, n=1)
-    hint = f"did you mean {plain[close[0]]}?" if close else f"there are {', '.join(names())}"
+    found, near = find(name, {known: known for known in _SOURCES})
+    if found is not None:
+        return found
+    hint = f"did you mean {near}?" if near else f"there are {', '.join(names())}"
     raise ValueError(f"no data set {name!r}: {hint}")
 
 

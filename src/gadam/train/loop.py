@@ -66,10 +66,11 @@ def train(
         torch.set_num_threads(run.begin(threads))
         if run.result is not None:
             return run.result
-        if device == "cuda":
-            torch.cuda.reset_peak_memory_stats()
+        place = torch.device(device)
+        if place.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(place)
         try:
-            result = _train(run, torch.device(device), data_dir, progress, notice, should_stop)
+            result = _train(run, place, data_dir, progress, notice, should_stop)
         except Stopped:
             raise
         except Exception as error:
@@ -152,8 +153,7 @@ def _train(
             "train_loss": float(total) / max(examples, 1),
             "samples": average.count if average is not None else 0,
         }
-        diverged = not math.isfinite(line["train_loss"])
-        finished = diverged
+        finished = not math.isfinite(line["train_loss"])  # it has diverged
         if done % recipe.evaluate_every == 0 or done == recipe.epochs or finished:
             judged = line["iterate"] = _measure(problem, epoch, recipe, nullcontext(), clock)
             if average is not None and line["samples"]:

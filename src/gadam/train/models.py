@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from difflib import get_close_matches
 from functools import partial
 from typing import NamedTuple
 
 from torch import Tensor, nn
+
+from gadam._names import find
 
 __all__ = ["build", "names"]
 
@@ -55,15 +56,10 @@ def build(name: str, num_classes: int, input_shape: Shape | None = None) -> nn.M
 
 
 def _canonical(name: str) -> str:
-    def letters_and_digits(text: str) -> str:
-        return "".join(filter(str.isalnum, text.lower()))
-
-    known = {letters_and_digits(each): each for each in _NETWORKS} | _ALIASES
-    wanted = letters_and_digits(name)
-    if wanted in known:
-        return known[wanted]
-    close = get_close_matches(wanted, known, n=1)
-    hint = f" (did you mean {known[close[0]]!r}?)" if close else ""
+    found, near = find(name, {each: each for each in _NETWORKS} | _ALIASES)
+    if found is not None:
+        return found
+    hint = f" (did you mean {near!r}?)" if near else ""
     raise ValueError(f"unknown network {name!r}{hint}; there are {', '.join(_NETWORKS)}")
 
 

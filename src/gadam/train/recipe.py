@@ -9,7 +9,6 @@ Average(start=10, every='epoch', weighting='mean', decay=0.99, size=5, patience=
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import types
@@ -18,6 +17,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin
+
+from gadam._names import did_you_mean
 
 __all__ = [
     "Average",
@@ -348,8 +349,8 @@ def _path(key: str) -> list[str]:
         return matching[0].split(".")
     if matching:
         raise RecipeError(f"{key!r} could be any of {', '.join(matching)}: say which")
-    near = difflib.get_close_matches(key, [*paths, *(p.split(".")[-1] for p in paths)], n=1)
-    hint = f": did you mean {near[0]!r}?" if near else f" (there are {', '.join(paths)})"
+    near = did_you_mean(key, [*paths, *(p.split(".")[-1] for p in paths)])
+    hint = f": did you mean {near!r}?" if near else f" (there are {', '.join(paths)})"
     raise RecipeError(f"a recipe has no {key!r}{hint}")
 
 
@@ -382,8 +383,8 @@ def _parse(text: str, hint: Any, name: str) -> Any:
         except ValueError:
             continue
     words = [str(w) for o in options if get_origin(o) is Literal for w in get_args(o)]
-    near = difflib.get_close_matches(text, words, n=1)
-    hint_text = f": did you mean {near[0]!r}?" if near else ""
+    near = did_you_mean(text, words)
+    hint_text = f": did you mean {near!r}?" if near else ""
     expected = " or ".join(_describe(option) for option in options)
     raise RecipeError(f"{name} must be {expected}, not {text!r}{hint_text}")
 

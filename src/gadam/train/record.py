@@ -33,7 +33,7 @@ import torch
 import gadam
 from gadam.train.recipe import Recipe, RecipeError, differences, from_dict, to_dict
 
-__all__ = ["Run", "RunError", "read_lines", "to_json", "write_atomically"]
+__all__ = ["Run", "RunError", "read_lines", "to_json", "write_atomically", "write_json"]
 
 _CHECKPOINT = re.compile(r"checkpoint-\d{6}-[0-9a-f]{16}\.pt")
 
@@ -55,6 +55,11 @@ def write_atomically(path: Path, content: bytes) -> None:
     except OSError as error:
         beside.unlink(missing_ok=True)
         raise RunError(_explain(error, path)) from error
+
+
+def write_json(path: Path, content: Any) -> None:
+    """The same for plain data."""
+    write_atomically(path, (to_json(content, indent=1) + "\n").encode())
 
 
 def _sync_folder(folder: Path) -> None:
@@ -196,7 +201,7 @@ class Run:
                 "processor": platform.machine(),
             },
         }
-        write_atomically(path, _json(content))
+        write_json(path, content)
         return threads
 
     def _parse(self, path: Path) -> dict[str, Any]:
@@ -285,12 +290,8 @@ class Run:
     def fail(self, reason: str) -> None:
         """The run could not go on: leave word of it, if that can be."""
         with suppress(RunError):
-            write_atomically(self.folder / "failure.json", _json({"reason": reason}))
+            write_json(self.folder / "failure.json", {"reason": reason})
 
     def finish(self, result: dict[str, Any]) -> None:
         """The run is over."""
-        write_atomically(self.folder / "result.json", _json(result))
-
-
-def _json(content: Any) -> bytes:
-    return (to_json(content, indent=1) + "\n").encode()
+        write_json(self.folder / "result.json", result)
