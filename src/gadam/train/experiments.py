@@ -1,590 +1,22 @@
-"""What there is to run by name: the comparison, and the paper's tables and figures.
+"""What there is to run by name: the comparison, the paper's tables and figures, single recipes.
 
-An experiment is some recipes side by side. Each of the paper's is a function of that name, which
-gives it at the paper's own scale; :func:`get` shrinks it to ``mini`` scale, where a run takes minutes on
-one core: a small network of the same kind, noisy labels on small pictures, the epochs in proportion.
+:mod:`gadam.train.catalogue` has the paper's at their own scale; :func:`get` shrinks one to ``mini`` scale,
+where a run takes minutes on one core: a small network of the same kind, noisy labels on small pictures or
+a part of the text, the epochs in proportion.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Literal
 
 from gadam._names import did_you_mean
-from gadam.train.recipe import Average, Data, Optimizer, Recipe, RecipeError, Schedule
+from gadam.train.catalogue import BASES, LINEAR, LINEAR_IA, PAPER, Experiment, side_by_side
+from gadam.train.recipe import Average, Data, Language, Optimizer, Recipe, RecipeError
 
 __all__ = ["COMPARE", "GFLOP", "Experiment", "get", "hours", "mini", "names", "recipes", "slug"]
 
 Scale = Literal["mini", "paper"]
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """Recipes to set side by side.
-
-    Args:
-        name: by which it is asked for
-        title: what it shows
-        recipes: by row label
-        bases: the row that another one's paired difference is taken to
-        published: the paper's number for a row, where it prints one
-        metric: what the rows are compared by, of the test set
-        seeds: how many
-        note: what to know when reading it
-    """
-
-    name: str
-    title: str
-    recipes: Mapping[str, Recipe]
-    bases: Mapping[str, str] = field(default_factory=dict)
-    published: Mapping[str, float] = field(default_factory=dict)
-    metric: str = "accuracy"
-    seeds: int = 3
-    note: str = ""
-
-
-# ------------------------------------------------------------------------------ the paper's settings
-
-_VISION_START = 161  # of 300 epochs
-_BASES = {"SWA": "SGD", "Gadam": "AdamW", "GadamX": "PadamW"}
-_LINEAR, _LINEAR_IA = Schedule("linear"), Schedule("linear-ia")
-
-
-def _settings(
-    sgd: tuple[float, float], adamw: tuple[float, float], padamw: tuple[float, float]
-) -> dict[str, Optimizer]:
-    return {
-        "sgd": Optimizer("sgd", *sgd),
-        "adamw": Optimizer("adamw", *adamw),
-        "padamw": Optimizer("padamw", *padamw),
-    }
-
-
-_NETWORKS: dict[str, dict[str, Optimizer]] = {
-    "vgg16-bn": _settings((0.1, 5e-4), (5e-4, 0.25), (0.1, 2.5e-3)),
-    "vgg16": _settings((0.1, 5e-4), (5e-4, 0.25), (0.1, 2.5e-3)),
-    "preresnet110": _settings((0.1, 5e-4), (1e-3, 0.1), (0.1, 2.5e-3)),
-    "resnext29": _settings((0.1, 5e-4), (1e-3, 0.3), (0.1, 3e-3)),
-    "wrn28-10": _settings((0.03, 1e-4), (1e-3, 0.01), (0.03, 3e-4)),
-}
-
-
-def _cifar(model: str, data: str, optimizer: Optimizer, start: int | None = None) -> Recipe:
-    """A run of 300 epochs: a base by the linear schedule, or averaged from ``start`` on."""
-    return Recipe(
-        name="",
-        model=model,
-        data=Data(data),
-        optimizer=optimizer,
-        schedule=_LINEAR if start is None else _LINEAR_IA if start else Schedule("constant"),
-        average=None if start is None else Average(start),
-        epochs=300,
-    )
-
-
-def _six(model: str, data: str) -> dict[str, Recipe]:
-    """SGD, AdamW and PadamW, each as it is and averaged."""
-    settings = _NETWORKS[model]
-    # The authors' Padam runs, not their GadamX runs, took the running maximum.
-    amsgrad = replace(settings["padamw"], amsgrad=True)
-    return {
-        "SGD": _cifar(model, data, settings["sgd"]),
-        "SWA": _cifar(model, data, settings["sgd"], _VISION_START),
-        "AdamW": _cifar(model, data, settings["adamw"]),
-        "PadamW": _cifar(model, data, amsgrad),
-        "Gadam": _cifar(model, data, settings["adamw"], _VISION_START),
-        "GadamX": _cifar(model, data, settings["padamw"], _VISION_START),
-    }
-
-
-def _imagenet32() -> dict[str, Recipe]:
-    def run(optimizer: Optimizer, averaged: bool) -> Recipe:
-        return Recipe(
-            name="",
-            model="wrn28-10",
-            data=Data("imagenet32"),
-            optimizer=optimizer,
-            schedule=Schedule("frozen-linear") if averaged else _LINEAR,
-            average=Average(30) if averaged else None,
-            epochs=50,
-        )
-
-    settings = _NETWORKS["wrn28-10"]
-    padam = Optimizer("padam", 0.03, 1e-4, amsgrad=True)
-    return {
-        "SGD": run(settings["sgd"], False),
-        "SWA": run(settings["sgd"], True),
-        "AdamW": run(settings["adamw"], False),
-        "Padam": run(padam, False),
-        "Gadam": run(settings["adamw"], True),
-        "GadamX": run(settings["padamw"], True),
-    }
-
-
-def _imagenet(
-    model: str, optimizer: Optimizer, start: int | None = None, step: bool = True
-) -> Recipe:
-    schedule = Schedule("step", milestones=(30, 60)) if step else _LINEAR
-    return Recipe(
-        name="",
-        model=model,
-        data=Data("imagenet"),
-        optimizer=optimizer,
-        schedule=schedule if start is None else _LINEAR_IA,
-        average=None if start is None else Average(start),
-        epochs=90,
-        batch_size=256,
-    )
-
-
-_GADAM_LIKE_SGD = Optimizer("adamw", 0.5, 1e-4, eps=1.0)
-_GADAMX_IMAGENET = Optimizer("padamw", 0.3, 1e-4, eps=1e-4)
-
-
-def _imagenet_rows(model: str) -> dict[str, Recipe]:
-    return {
-        "SGD": _imagenet(model, Optimizer("sgd", 0.1, 1e-4)),
-        "SWA": _imagenet(model, Optimizer("sgd", 0.1, 1e-4), 61),
-        "AdamW": _imagenet(model, Optimizer("adamw", 1e-3, 1e-2), step=False),
-        "Ranger": _imagenet(model, Optimizer("ranger", 1e-3, 1e-2)),
-        "Gadam": _imagenet(model, _GADAM_LIKE_SGD, 61),
-        "GadamX": _imagenet(model, _GADAMX_IMAGENET, 61),
-    }
-
-
-def _labelled(groups: Mapping[str, Mapping[str, Recipe]]) -> dict[str, Recipe]:
-    return {f"{group} {row}": r for group, rows in groups.items() for row, r in rows.items()}
-
-
-def _bases_in(rows: Mapping[str, Recipe]) -> dict[str, str]:
-    """Which row each averaged one is to be set against, by their labels' last words."""
-    bases = {}
-    for row in rows:
-        group, _, method = row.rpartition(" ")
-        base = f"{group} {_BASES.get(method, '')}".strip()
-        base = base if base in rows else base.removesuffix("W")  # where Padam stands for PadamW
-        if base in rows and method in _BASES:
-            bases[row] = base
-    return bases
-
-
-# ------------------------------------------------------------------------- one function for each name
-
-_PAPER: dict[str, Callable[[], Experiment]] = {}
-
-
-def _reproduces(function: Callable[[], Experiment]) -> Callable[[], Experiment]:
-    _PAPER[function.__name__.replace("_", "-")] = function
-    return function
-
-
-def _experiment(
-    title: str, rows: Mapping[str, Recipe], published: str = "", **kwargs: object
-) -> Experiment:
-    numbers = [float(number) for number in published.split()]
-    return Experiment(
-        name="",
-        title=title,
-        recipes=rows,
-        bases=_bases_in(rows),
-        published=dict(zip(rows, numbers)),
-        **kwargs,  # type: ignore[arg-type]
-    )
-
-
-def _theory_run(weight_decay: float, averaged: bool, final: float = 0.2) -> Recipe:
-    """VGG-16 without BatchNorm or augmentation: the rate drops at epoch 60, or averaging starts.
-
-    The paper does not print the number of epochs: 100 here.
-    """
-    return Recipe(
-        name="",
-        model="vgg16",
-        data=Data("cifar100", augment=False),
-        optimizer=Optimizer("sgd", 0.05, weight_decay),
-        schedule=Schedule("linear-ia", final=final)
-        if averaged
-        else Schedule("step", milestones=(60,)),
-        average=Average(60) if averaged else None,
-        epochs=100,
-    )
-
-
-_DECAYS = (0.0, 1e-4, 5e-4)
-
-
-def _over_decay() -> dict[str, Recipe]:
-    return _labelled(
-        {f"{wd:g}": {"SGD": _theory_run(wd, False), "SWA": _theory_run(wd, True)} for wd in _DECAYS}
-    )
-
-
-@_reproduces
-def fig1a() -> Experiment:
-    rows = {"SGD": _theory_run(5e-4, False)}
-    for rate in (0.03, 0.01, 0.003):
-        rows[f"SWA at rate {rate:g}"] = _theory_run(5e-4, True, final=rate / 0.05)
-    bases = {row: "SGD" for row in rows if row != "SGD"}
-    return replace(
-        _experiment("VGG-16 without BatchNorm: averaging against a sharp drop of the rate", rows),
-        bases=bases,
-    )
-
-
-@_reproduces
-def fig1b() -> Experiment:
-    return _experiment(
-        "The same over weight decay, for the diversity of iterates", _over_decay(), seeds=10
-    )
-
-
-@_reproduces
-def fig1c() -> Experiment:
-    rows = {row: r for row, r in _over_decay().items() if row.endswith("SGD")}
-    return _experiment("Independent networks over weight decay, to be an ensemble", rows, seeds=10)
-
-
-@_reproduces
-def fig1d() -> Experiment:
-    return _experiment("What averaging gains over weight decay", _over_decay(), seeds=10)
-
-
-def _diversity_rows() -> dict[str, Recipe]:
-    model, data = "preresnet110", "cifar100"
-    return {
-        "SWA": _cifar(model, data, Optimizer("sgd", 0.1, 5e-4), _VISION_START),
-        "Adam-IA": _cifar(model, data, Optimizer("adam", 1e-3, 1e-4), _VISION_START),
-        "Gadam": _cifar(model, data, Optimizer("adamw", 1e-3, 0.25), _VISION_START),
-    }
-
-
-@_reproduces
-def fig2a() -> Experiment:
-    return _experiment(
-        "PreResNet-110, CIFAR-100: averages of SGD, Adam and AdamW", _diversity_rows()
-    )
-
-
-@_reproduces
-def fig2b() -> Experiment:
-    return _experiment("The diversity of those iterates", _diversity_rows())
-
-
-def _with_and_without_batchnorm() -> dict[str, Recipe]:
-    return _labelled(
-        {
-            name: {
-                "AdamW": _cifar(model, "cifar100", _NETWORKS[model]["adamw"]),
-                "Gadam": _cifar(model, "cifar100", _NETWORKS[model]["adamw"], _VISION_START),
-            }
-            for name, model in (("with BN", "vgg16-bn"), ("without BN", "vgg16"))
-        }
-    )
-
-
-@_reproduces
-def fig2c() -> Experiment:
-    return _experiment("VGG-16 with and without BatchNorm", _with_and_without_batchnorm())
-
-
-@_reproduces
-def fig2d() -> Experiment:
-    return _experiment("The effective learning rate of those runs", _with_and_without_batchnorm())
-
-
-@_reproduces
-def fig3a() -> Experiment:
-    numbers = "74.15 74.57 73.26 74.56 75.73 76.85"
-    return _experiment("VGG-16 on CIFAR-100", _six("vgg16-bn", "cifar100"), numbers)
-
-
-@_reproduces
-def fig3b() -> Experiment:
-    numbers = "81.47 82.95 80.16 82.37 82.13 83.27"
-    return _experiment("ResNeXt-29 8x64d on CIFAR-100", _six("resnext29", "cifar100"), numbers)
-
-
-@_reproduces
-def fig3c() -> Experiment:
-    numbers = "83.52 84.23 79.09 81.74 82.56 84.75"
-    return _experiment("WRN-28-10 on ImageNet-32, top 5", _imagenet32(), numbers, metric="top5")
-
-
-@_reproduces
-def fig3d() -> Experiment:
-    rows = _labelled(
-        {
-            "VGG-16": _six("vgg16-bn", "cifar100"),
-            "PRN-110": _six("preresnet110", "cifar100"),
-            "ResNeXt-29": _six("resnext29", "cifar100"),
-        }
-    )
-    return _experiment("What averaging gains, against the number of parameters", rows)
-
-
-_IMAGENET_NUMBERS = "75.63 76.32 74.04 75.64 76.79 77.31 77.37 78.08 74.48 75.62 78.53 78.72"
-
-
-@_reproduces
-def tab_imagenet() -> Experiment:
-    rows = _labelled(
-        {"ResNet-50": _imagenet_rows("resnet50"), "ResNet-101": _imagenet_rows("resnet101")}
-    )
-    small = {
-        "SGD": _imagenet("resnet18", Optimizer("sgd", 0.1, 1e-4)),
-        "AdamW": _imagenet("resnet18", Optimizer("adamw", 1e-3, 1e-2), step=False),
-        "Gadam": _imagenet("resnet18", Optimizer("adamw", 1e-3, 1e-2), 61),
-    }
-    rows |= _labelled({"ResNet-18": small})
-    numbers = f"{_IMAGENET_NUMBERS} 69.72 69.92 70.11"
-    return _experiment("ResNet-50, -101 and -18 on ImageNet", rows, numbers, seeds=1)
-
-
-@_reproduces
-def fig_imagenet() -> Experiment:
-    rows = {
-        row: r
-        for row, r in tab_imagenet().recipes.items()
-        if row.split()[1] in ("SGD", "SWA", "GadamX")
-    }
-    rows = {row: r for row, r in rows.items() if not row.startswith("ResNet-18")}
-    return _experiment("The last epochs on ImageNet", rows, seeds=1)
-
-
-@_reproduces
-def tab_cifar() -> Experiment:
-    rows = _labelled(
-        {
-            f"{short} {label}": _six(model, data)
-            for data, label in (("cifar10", "C-10"), ("cifar100", "C-100"))
-            for model, short in (("vgg16-bn", "VGG-16"), ("preresnet110", "PRN-110"))
-        }
-    )
-    numbers = "94.14 94.69 93.90 94.13 94.62 94.88 95.40 95.55 94.69 95.28 95.27 95.95 "
-    numbers += "74.15 74.57 73.26 74.56 75.73 76.85 77.22 77.92 75.47 77.30 77.37 77.90"
-    return _experiment("VGG-16 and PreResNet-110 on CIFAR-10 and CIFAR-100", rows, numbers)
-
-
-def _cifar10_rows() -> dict[str, Recipe]:
-    return _labelled(
-        {"VGG-16": _six("vgg16-bn", "cifar10"), "PRN-110": _six("preresnet110", "cifar10")}
-    )
-
-
-@_reproduces
-def tab_c10() -> Experiment:
-    numbers = "94.14 94.69 93.90 94.13 94.62 94.88 95.40 95.55 94.69 95.28 95.27 95.95"
-    return _experiment("VGG-16 and PreResNet-110 on CIFAR-10", _cifar10_rows(), numbers)
-
-
-@_reproduces
-def fig_c10() -> Experiment:
-    return _experiment("Their curves on CIFAR-10", _cifar10_rows())
-
-
-@_reproduces
-def tab_resnext() -> Experiment:
-    return replace(fig3b(), title="ResNeXt-29 8x64d on CIFAR-100")
-
-
-@_reproduces
-def tab_imagenet32() -> Experiment:
-    numbers = "61.33 62.32 55.51 59.65 60.50 63.04"
-    rows = _imagenet32()
-    for optimizer, row in (("sgd", "SGD"), ("adamw", "AdamW"), ("padamw", "PadamW")):
-        lr, wd = {"sgd": (0.1, 1e-5), "adamw": (1e-3, 1e-3), "padamw": (0.1, 3e-4)}[optimizer]
-        base = Optimizer(optimizer, lr, wd)  # type: ignore[arg-type]
-        recipe = replace(_cifar("preresnet110", "imagenet32", base), epochs=200)
-        amsgrad = replace(base, amsgrad=optimizer == "padamw")
-        rows[f"PRN-110 {row}"] = replace(recipe, optimizer=amsgrad)
-        averaged = next(name for name, b in _BASES.items() if b == row)
-        rows[f"PRN-110 {averaged}"] = replace(recipe, schedule=_LINEAR_IA, average=Average(100))
-    return _experiment("WRN-28-10 and PreResNet-110 on ImageNet-32", rows, numbers)
-
-
-@_reproduces
-def fig_lookahead() -> Experiment:
-    groups = {}
-    for short, model in (("VGG-16", "vgg16-bn"), ("PRN-110", "preresnet110")):
-        rows = _six(model, "cifar100")
-        rows = {row: rows[row] for row in ("SGD", "AdamW", "Gadam")}
-        for row, recipe in list(rows.items()):
-            ahead = replace(recipe.optimizer, lookahead=True)
-            rows[f"{row} + LH"] = replace(recipe, optimizer=ahead)
-        groups[short] = rows
-    labelled = _labelled(groups)
-    bases = {row: row.removesuffix(" + LH") for row in labelled if row.endswith("+ LH")}
-    bases |= {f"{short} Gadam": f"{short} AdamW" for short in groups}
-    return replace(_experiment("Lookahead, and Gadam with it", labelled), bases=bases)
-
-
-@_reproduces
-def fig_frequency() -> Experiment:
-    gadam = _six("vgg16-bn", "cifar100")["Gadam"]
-    every: tuple[int | Literal["epoch"], ...] = (1, 10, 100, "epoch")
-    rows = {
-        f"every {'iteration' if n == 1 else n}": replace(
-            gadam, average=Average(_VISION_START, every=n)
-        )
-        for n in every
-    }
-    return _experiment("How often to sample: VGG-16 on CIFAR-100", rows)
-
-
-def _over_start() -> dict[str, Recipe]:
-    """Averaging from other epochs on, at the rate that the schedule has there."""
-    rows = {}
-    for short, model, method in (
-        ("VGG-16", "vgg16-bn", "Gadam"),
-        ("VGG-16", "vgg16-bn", "GadamX"),
-        ("PRN-110", "preresnet110", "Gadam"),
-        ("PRN-110", "preresnet110", "GadamX"),
-    ):
-        optimizer = _NETWORKS[model]["adamw" if method == "Gadam" else "padamw"]
-        for start in (0, 60, 100, 161, 200, 250):
-            rows[f"{short} {method} from {start}"] = _cifar(model, "cifar100", optimizer, start)
-    wide = _imagenet32()["GadamX"]
-    for start in (10, 20, 30, 40):
-        rows[f"WRN-28-10 GadamX from {start}"] = replace(wide, average=Average(start))
-    return rows
-
-
-@_reproduces
-def fig_tavg() -> Experiment:
-    return _experiment("When to start averaging", _over_start(), seeds=1)
-
-
-@_reproduces
-def tab_tavg() -> Experiment:
-    return _experiment(
-        "The best results from tuning when to start",
-        _over_start(),
-        seeds=1,
-        note="The paper's best: VGG-16 Gadam 76.11, GadamX 77.22; PRN-110 Gadam 77.41, GadamX 79.41; "
-        "WRN-28-10 GadamX 84.75 (top 5).",
-    )
-
-
-@_reproduces
-def tab_auto() -> Experiment:
-    def auto(optimizer: Optimizer) -> Recipe:
-        return Recipe(
-            name="",
-            model="vgg16-bn",
-            data=Data("cifar100", validation=5000),
-            optimizer=optimizer,
-            average=Average("plateau", patience=10),
-            epochs=300,
-        )
-
-    settings = _NETWORKS["vgg16-bn"]
-    rows = {"Gadam-Auto": auto(settings["adamw"]), "SWA-Auto": auto(settings["sgd"])}
-    note = "The triggers need a validation metric: 5,000 training examples are held out for it."
-    return _experiment("Averaging that starts and stops by itself", rows, "75.39 73.93", note=note)
-
-
-@_reproduces
-def fig_imagenet_lr() -> Experiment:
-    rows = {
-        f"SGD lr {lr:g}": _imagenet("resnet50", Optimizer("sgd", lr, 1e-4))
-        for lr in (0.03, 0.1, 0.3)
-    }
-    return _experiment("SGD on ImageNet at three rates", rows, seeds=1)
-
-
-@_reproduces
-def fig_tradeoff() -> Experiment:
-    rows = {
-        "AdamW": _imagenet("resnet50", Optimizer("adamw", 1e-3, 1e-2), step=False),
-        "Gadam": _imagenet("resnet50", Optimizer("adamw", 1e-3, 1e-2), 61),
-        "Gadam, lr 0.003": _imagenet("resnet50", Optimizer("adamw", 3e-3, 1e-2), 61),
-        "Gadam, lr 0.5, eps 1": _imagenet("resnet50", _GADAM_LIKE_SGD, 61),
-        "GadamX": _imagenet("resnet50", Optimizer("padamw", 0.3, 1e-4), 61),
-        "GadamX, eps 1e-4": _imagenet("resnet50", _GADAMX_IMAGENET, 61),
-    }
-    numbers = "74.04 75.52 76.53 76.79 77.19 77.31"
-    return _experiment("Speed against error on ImageNet", rows, numbers, seeds=1)
-
-
-@_reproduces
-def tab_linear_step() -> Experiment:
-    rows = {}
-    for short, model in (("VGG-16", "vgg16-bn"), ("PRN-110", "preresnet110")):
-        for method in ("SGD", "AdamW", "PadamW"):
-            recipe = _six(model, "cifar100")[method]
-            stepped = replace(recipe, schedule=Schedule("step", milestones=(150, 250)))
-            rows[f"{short} {method} step"] = stepped
-            rows[f"{short} {method} linear"] = recipe
-    bases = {row: row.replace(" linear", " step") for row in rows if row.endswith("linear")}
-    numbers = "73.28 74.15 73.20 73.26 74.46 74.56 77.23 77.22 75.27 75.47 73.95 77.30"
-    return replace(_experiment("Linear against step schedules", rows, numbers), bases=bases)
-
-
-@_reproduces
-def tab_sharpness() -> Experiment:
-    def run(optimizer: Optimizer, final: float, averaged: bool) -> Recipe:
-        recipe = _cifar("vgg16", "cifar100", optimizer, _VISION_START if averaged else None)
-        return replace(recipe, schedule=replace(recipe.schedule, final=final))
-
-    # Initial rates from the printed terminal ones of the bases, which end at a hundredth.
-    adamw, sgd = Optimizer("adamw", 3e-4, 0.25), Optimizer("sgd", 0.03, 5e-4)
-    rows = {
-        "AdamW to 3e-6": run(adamw, 0.01, False),
-        "Gadam at 3e-5": run(adamw, 0.1, True),
-        "Gadam at 3e-4": run(adamw, 1.0, True),
-        "SGD to 3e-4": run(sgd, 0.01, False),
-        "SWA at 3e-3": run(sgd, 0.1, True),
-        "SWA at 3e-2": run(sgd, 1.0, True),
-    }
-    bases = {row: "AdamW to 3e-6" for row in rows if row.startswith("Gadam")}
-    bases |= {row: "SGD to 3e-4" for row in rows if row.startswith("SWA")}
-    numbers = "69.43 69.67 71.55 71.64 71.32 73.40"
-    note = "The paper prints no initial rates and decays for these runs: those of its other VGG-16 runs."
-    title = "The networks whose curvature is measured: VGG-16 without BatchNorm"
-    return replace(_experiment(title, rows, numbers, note=note), bases=bases)
-
-
-@_reproduces
-def tab_baselines() -> Experiment:
-    rows = _labelled(
-        {
-            "VGG-16 C-100": {"SGD": _six("vgg16-bn", "cifar100")["SGD"]},
-            "PRN-110 C-100": {"SGD": _six("preresnet110", "cifar100")["SGD"]},
-            "ResNeXt-29 C-100": {"SGD": _six("resnext29", "cifar100")["SGD"]},
-            "VGG-16 C-10": {"SGD": _six("vgg16-bn", "cifar10")["SGD"]},
-            "PRN-110 C-10": {"SGD": _six("preresnet110", "cifar10")["SGD"]},
-            "WRN-28-10 ImageNet-32": {"SGD": _imagenet32()["SGD"]},
-        }
-    )
-    note = "Published are numbers of earlier work, as the paper cites them."
-    numbers = "73.80 76.35 82.20 93.90 95.06 59.04"
-    return _experiment("Baselines beside those of earlier work", rows, numbers, note=note)
-
-
-@_reproduces
-def fig_iaprevious() -> Experiment:
-    return replace(fig3d(), title="What averaging gains against parameters, beside earlier work")
-
-
-@_reproduces
-def mnist_logistic() -> Experiment:
-    sgd = Optimizer("sgd", 0.1, 0.0)
-    base = Recipe(
-        name="",
-        model="logistic",
-        data=Data("mnist", augment=False),
-        optimizer=sgd,
-        schedule=_LINEAR,
-        epochs=50,
-    )
-    rows = {"SGD": base, "SWA": replace(base, schedule=_LINEAR_IA, average=Average(25))}
-    return _experiment("Logistic regression on MNIST", rows)
-
-
-# Of the paper too, but not of pictures: refused by name until there is a language model.
-_LANGUAGE = ("tab-ptb", "fig-ptb", "tab-ptb-nt", "fig-ptb-nt")
-
 
 # -------------------------------------------------------------------------------------- mini scale
 
@@ -613,16 +45,61 @@ _MINI_SETTINGS: dict[str, tuple[tuple[float, float], tuple[float, float]]] = {
 }
 
 
+MINI_LANGUAGE = Language(
+    bptt=35,
+    dropout=0.2,
+    dropout_hidden=0.1,
+    dropout_input=0.2,
+    dropout_words=0.05,
+    weight_drop=0.2,
+    activation=1.0,
+    slowness=0.5,
+)
+MINI_LANGUAGE_EPOCHS = 40
+# The paper's rate, and what stands for it on a part of the text.
+_MINI_LANGUAGE_RATES = {"asgd": (30.0, 10.0), "adam": (1e-3, 1e-2), "padam": (1.0, 1.0)}
+
+
 def mini(recipe: Recipe) -> Recipe:
     """The recipe at the scale of minutes on one core, all proportions kept."""
-    share = MINI_EPOCHS / recipe.epochs
-    o = recipe.optimizer
-    (usual_lr, usual_decay), (lr, decay) = _MINI_SETTINGS[o.name]
+    return _mini_language(recipe) if recipe.language is not None else _mini_pictures(recipe)
+
+
+def _in_proportion(recipe: Recipe, epochs: int) -> Recipe:
+    """With another number of epochs, and all that is counted in them likewise."""
+    share = epochs / recipe.epochs
     average = recipe.average
     if average is not None and isinstance(average.start, int):
         average = replace(average, start=round(average.start * share))
     elif average is not None:
         average = replace(average, patience=max(2, round(average.patience * share)))
+    milestones = tuple(round(m * share) for m in recipe.schedule.milestones)
+    return replace(
+        recipe,
+        epochs=epochs,
+        average=average,
+        schedule=replace(recipe.schedule, milestones=milestones),
+    )
+
+
+def _mini_language(recipe: Recipe) -> Recipe:
+    usual, small = _MINI_LANGUAGE_RATES[recipe.optimizer.name]
+    recipe = _in_proportion(recipe, MINI_LANGUAGE_EPOCHS)
+    return replace(
+        recipe,
+        model="awd-lstm-mini",
+        data=replace(recipe.data, name="ptb-mini"),
+        language=MINI_LANGUAGE,
+        optimizer=replace(recipe.optimizer, lr=recipe.optimizer.lr * small / usual),
+        batch_size=10,
+    )
+
+
+def _mini_pictures(recipe: Recipe) -> Recipe:
+    o = recipe.optimizer
+    (usual_lr, usual_decay), (lr, decay) = _MINI_SETTINGS[o.name]
+    recipe = _in_proportion(recipe, MINI_EPOCHS)
+    average = recipe.average
     return replace(
         recipe,
         model=_MINI_MODELS[recipe.model],
@@ -633,11 +110,6 @@ def mini(recipe: Recipe) -> Recipe:
         )
         if o.eps <= 1e-4
         else o,
-        schedule=replace(
-            recipe.schedule, milestones=tuple(round(m * share) for m in recipe.schedule.milestones)
-        ),
-        average=average,
-        epochs=MINI_EPOCHS,
         batch_size=128,
         evaluate_every=1 if average is not None and isinstance(average.start, str) else 2,
     )
@@ -645,7 +117,7 @@ def mini(recipe: Recipe) -> Recipe:
 
 # ------------------------------------------------------------------------------------------- costs
 
-# Billions of operations that one picture takes on its way forward; the minis' at 14x14.
+# Billions of operations that one picture takes on its way forward (the minis' at 14x14), or one word.
 GFLOP = {
     "logistic": 4e-5,
     "vgg16": 0.63,
@@ -660,8 +132,11 @@ GFLOP = {
     "vgg-mini-nobn": 0.0033,
     "preresnet-mini": 0.0051,
     "wrn-mini": 0.0113,
+    "awd-lstm": 0.048,
+    "awd-lstm-mini": 0.00065,
 }
 _EXAMPLES = {"fashion-mini": 5_000, "cifar10": 50_000, "cifar100": 50_000, "mnist": 60_000}
+_EXAMPLES |= {"ptb": 929_589, "ptb-mini": 80_000, "toy-language": 60_000}
 _IMAGENET_EXAMPLES = 1_281_167
 _CORE, _GPU = 30.0, 10_000.0  # billions of operations a second, as networks get them
 
@@ -701,13 +176,13 @@ def _compare() -> Experiment:
     """Six optimisers, each at its own best setting, on noisy and on true labels."""
 
     def run(method: str, noise: float) -> Recipe:
-        averaged = method in _BASES
+        averaged = method in BASES
         return Recipe(
             name="",
             model="vgg-mini",
             data=replace(MINI_DATA, examples=4000, label_noise=noise),
             optimizer=_COMPARED[method],
-            schedule=_LINEAR_IA if averaged else _LINEAR,
+            schedule=LINEAR_IA if averaged else LINEAR,
             average=Average(MINI_EPOCHS // 2) if averaged else None,
             epochs=MINI_EPOCHS,
             evaluate_every=MINI_EPOCHS // 2,
@@ -715,7 +190,7 @@ def _compare() -> Experiment:
 
     rows = {method: run(method, 0.3) for method in _COMPARED}
     rows |= {f"true labels: {method}": run(method, 0.0) for method in _COMPARED}
-    return _experiment(
+    return side_by_side(
         "What iterate averaging does",
         rows,
         note="30 % of the training labels are redrawn at random, except in the rows of true labels.",
@@ -727,7 +202,7 @@ def _compare() -> Experiment:
 
 def names() -> list[str]:
     """What :func:`get` knows."""
-    return [COMPARE, *_PAPER]
+    return [COMPARE, *PAPER]
 
 
 def get(name: str, scale: Scale = "mini") -> Experiment:
@@ -737,8 +212,6 @@ def get(name: str, scale: Scale = "mini") -> Experiment:
         name: "compare", or as the paper's list of tables and figures has it
         scale: "mini" (minutes on one core) or "paper" (the true settings)
     """
-    if name in _LANGUAGE:
-        raise RecipeError(f"{name} is of the language model, which this version does not have yet")
     if name not in names():
         near = did_you_mean(name, names())
         hint = f": did you mean {near!r}?" if near else ""
@@ -748,7 +221,7 @@ def get(name: str, scale: Scale = "mini") -> Experiment:
     if name == COMPARE:
         experiment, small = _compare(), False
     else:
-        experiment, small = _PAPER[name](), scale == "mini"
+        experiment, small = PAPER[name](), scale == "mini"
     recipes_ = {
         row: replace(mini(r) if small else r, name=f"{name}-{slug(row)}")
         for row, r in experiment.recipes.items()
@@ -765,4 +238,19 @@ def slug(label: str) -> str:
 
 def recipes(scale: Scale = "mini") -> dict[str, Recipe]:
     """Every recipe there is, by its name."""
-    return {r.name: r for name in names() for r in get(name, scale).recipes.values()}
+    of_experiments = {r.name: r for name in names() for r in get(name, scale).recipes.values()}
+    return {LM_MINI.name: LM_MINI, **of_experiments}
+
+
+LM_MINI = Recipe(
+    name="lm-mini",
+    model="awd-lstm-mini",
+    data=Data("toy-language", augment=False),
+    optimizer=Optimizer("adam", 5e-3, 1.2e-6),
+    average=Average(10, every=1),
+    language=MINI_LANGUAGE,
+    epochs=20,
+    batch_size=10,
+    clip=0.25,
+)
+"""A language model that needs no data: it learns a made-up language, whose best perplexity is known."""

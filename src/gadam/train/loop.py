@@ -91,7 +91,9 @@ def _train(
     recipe, seed = run.recipe, run.seed
     problem = task.build(recipe, seed, device, data_dir)
     model = problem.model
-    optimizer, average = optimizers.build(recipe, model, problem.steps_per_epoch, problem.mode)
+    optimizer, average = optimizers.build(
+        recipe, model, task.steps_before_averaging(recipe, problem), problem.mode
+    )
     scaler = torch.amp.GradScaler(device.type, enabled=recipe.amp == "fp16")
     forward: Any = model
     if recipe.compile:
@@ -117,16 +119,16 @@ def _train(
         epoch = done
         clock = _Clock()
         rate = recipe.optimizer.lr * optimizers.rate_factor(recipe, epoch)
-        for group in optimizer.param_groups:
-            group["lr"] = rate
         torch.manual_seed(task.seed_for(seed, epoch, "noise in the network"))
 
         model.train()
         total, examples = torch.zeros((), dtype=torch.float64, device=device), 0
-        reported = time.monotonic()
+        reported, steps = time.monotonic(), problem.steps(epoch)
         for step, batch in enumerate(problem.batches(epoch)):
             if should_stop():
                 raise Stopped
+            for group in optimizer.param_groups:
+                group["lr"] = rate * problem.rate_factor(batch)
             optimizer.zero_grad()
             for part, share in problem.split(batch, recipe.accumulate):
                 with _autocast(recipe, device):
@@ -141,7 +143,7 @@ def _train(
             scaler.update()
             if time.monotonic() - reported > REPORT_SECONDS:
                 reported = time.monotonic()
-                progress(epoch + (step + 1) / problem.steps_per_epoch, None)
+                progress(epoch + (step + 1) / steps, None)
         done = epoch + 1
         if average is not None and _due_after(recipe.average, done, average.phase):
             average.collect()

@@ -59,17 +59,20 @@ def rate_factor(recipe: Recipe, epoch: int) -> float:
 
 
 def build(
-    recipe: Recipe, model: nn.Module, steps_per_epoch: int, mode: Literal["max", "min"] = "max"
+    recipe: Recipe,
+    model: nn.Module,
+    steps_before: int,
+    mode: Literal["max", "min"] = "max",
 ) -> tuple[torch.optim.Optimizer, AveragedPoint | None]:
     """The optimiser of the model's parameters, and the average of its iterates if there is one.
 
     Args:
         recipe: names them
         model: whose parameters
-        steps_per_epoch: a recipe counts in epochs, an average in steps
+        steps_before: those in the epochs before averaging: a recipe counts epochs, an average steps
         mode: whether more or less of the validation metric is better, for triggers
     """
-    plan = _averaging(recipe.average, steps_per_epoch, mode) if recipe.average else None
+    plan = _averaging(recipe.average, steps_before, mode) if recipe.average else None
     optimizer = _base(recipe, [p for p in model.parameters() if p.requires_grad], plan)
     average: AveragedPoint | None = getattr(optimizer, "average", None) if plan else None
     if recipe.optimizer.name == "schedule-free":
@@ -86,9 +89,7 @@ def build(
     return optimizer, average
 
 
-def _averaging(
-    average: Average, steps_per_epoch: int, mode: Literal["max", "min"]
-) -> gadam.Averaging:
+def _averaging(average: Average, steps_before: int, mode: Literal["max", "min"]) -> gadam.Averaging:
     # Once an epoch the loop samples itself: steps that a GradScaler skips would shift a fixed stride.
     every = None if average.every == "epoch" else average.every
     start: Any = {
@@ -96,7 +97,7 @@ def _averaging(
         "non-monotone": gadam.NonMonotone(average.patience, mode),
     }.get(str(average.start))
     if isinstance(average.start, int):
-        start = average.start * steps_per_epoch + (every or 1)
+        start = steps_before + (every or 1)
     weighting: Any = {
         "mean": gadam.Mean(),
         "ema": gadam.EMA(average.decay),
@@ -114,7 +115,11 @@ def _base(recipe: Recipe, params: list[nn.Parameter], plan: Any) -> torch.optim.
     makers: dict[str, Callable[[], torch.optim.Optimizer]] = {
         "sgd": lambda: torch.optim.SGD(params, momentum=o.momentum, **common),
         "asgd": lambda: torch.optim.SGD(params, **common),
-        "adam": lambda: torch.optim.Adam(params, **adam, **fused),
+        "adam": lambda: (
+            gadam.Gadam(params, **adam, decoupled_weight_decay=False, average=plan)
+            if plan
+            else torch.optim.Adam(params, **adam, **fused)
+        ),
         "adamw": lambda: (
             gadam.Gadam(params, **adam, form=o.form, average=plan)
             if plan
@@ -122,7 +127,11 @@ def _base(recipe: Recipe, params: list[nn.Parameter], plan: Any) -> torch.optim.
             if o.form == "official"
             else gadam.PadamW(params, **adam, partial=0.5, form=o.form)
         ),
-        "padam": lambda: gadam.Padam(params, **padam),
+        "padam": lambda: (
+            gadam.GadamX(params, **padam, decoupled_weight_decay=False, average=plan)
+            if plan
+            else gadam.Padam(params, **padam)
+        ),
         "padamw": lambda: (
             gadam.GadamX(params, **padam, average=plan) if plan else gadam.PadamW(params, **padam)
         ),

@@ -23,6 +23,7 @@ from gadam._names import did_you_mean
 __all__ = [
     "Average",
     "Data",
+    "Language",
     "Optimizer",
     "Recipe",
     "RecipeError",
@@ -49,12 +50,12 @@ class Data:
     """What to learn from.
 
     Args:
-        name: the data set
-        validation: how many training examples to hold out for validation
+        name: the data set; a language model's is a text
+        validation: how many training examples to hold out for validation; a text has a part for it
         label_noise: the fraction of the training labels that is redrawn at random
-        examples: use only so many of the training examples
+        examples: use only so many of the training examples, or of a text's words
         size: pool the pictures to this size
-        augment: random crops (padded by ``pad``) and flips
+        augment: random crops (padded by ``pad``) and flips, of pictures
         pad: see ``augment``
         workers: processes that decode pictures, where they come from files
     """
@@ -175,6 +176,48 @@ class Average:
 
 
 @dataclass(frozen=True)
+class Language:
+    """How a language model learns from a text: by the methods of Merity, Keskar and Socher (2017).
+
+    Args:
+        bptt: words that gradients go back through
+        vary_bptt: draw each step's length anew around ``bptt`` (now and then around half of it), with the
+            learning rate in proportion
+        dropout: of the last layer's outputs
+        dropout_hidden: between layers
+        dropout_input: of the embedded words
+        dropout_words: of whole words
+        weight_drop: of recurrent weights
+        activation: α, times the mean square of the last layer's outputs, is added to the loss
+        slowness: β, times the mean square of their change from word to word, likewise
+    """
+
+    bptt: int = 70
+    vary_bptt: bool = True
+    dropout: float = 0.4
+    dropout_hidden: float = 0.25
+    dropout_input: float = 0.65
+    dropout_words: float = 0.1
+    weight_drop: float = 0.5
+    activation: float = 2.0
+    slowness: float = 1.0
+
+    def __post_init__(self) -> None:
+        _require(self.bptt >= 1, f"language.bptt must be at least 1, not {self.bptt}")
+        for name, p in self.dropouts.items():
+            _require(0 <= p < 1, f"language.{name} must lie in [0, 1), not {p}")
+        for name in ("activation", "slowness"):
+            value = getattr(self, name)
+            _require(value >= 0, f"language.{name} must not be negative, as {value} is")
+
+    @property
+    def dropouts(self) -> dict[str, float]:
+        """Those that the network takes."""
+        names = ("dropout", "dropout_hidden", "dropout_input", "dropout_words", "weight_drop")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True)
 class Recipe:
     """A training run, up to its seed.
 
@@ -182,8 +225,9 @@ class Recipe:
         name: what it is called
         model: the network
         data, optimizer, schedule, average: see there
+        language: of a language model, see there; None where pictures are classified
         epochs: the budget (a plateau may end it earlier)
-        batch_size: examples in a step
+        batch_size: examples in a step; of a text the places where it is read at a time
         accumulate: parts into which a batch is split to save memory
         clip: the largest norm of the gradient
         amp: compute in "bf16" or "fp16" where torch's autocast does
@@ -198,6 +242,7 @@ class Recipe:
     optimizer: Optimizer = field(default_factory=Optimizer)
     schedule: Schedule = field(default_factory=Schedule)
     average: Average | None = None
+    language: Language | None = None
     epochs: int = 20
     batch_size: int = 128
     accumulate: int = 1
@@ -235,13 +280,27 @@ class Recipe:
             )
         if self.average is not None and not isinstance(self.average.start, int):
             _require(
-                self.data.validation > 0,
+                self.data.validation > 0 or self.language is not None,
                 f"average.start={self.average.start!r} needs a validation metric: set data.validation",
             )
             _require(
                 self.evaluate_every == 1,
                 f"average.start={self.average.start!r} needs evaluate_every=1",
             )
+        if self.language is not None:
+            for name in ("validation", "label_noise", "size"):
+                _require(
+                    not getattr(self.data, name), f"data.{name} is of pictures: a text has none"
+                )
+            _require(
+                not (self.compile and self.language.vary_bptt),
+                "compile=true needs language.vary_bptt=false: every length would be compiled anew",
+            )
+
+    @property
+    def metric(self) -> str:
+        """What it is judged by."""
+        return "accuracy" if self.language is None else "perplexity"
 
     @property
     def method(self) -> str:
@@ -251,6 +310,8 @@ class Recipe:
         name = base[self.optimizer.name]
         if self.average is not None:
             averaged = {"SGD": "SWA", "AdamW": "Gadam", "PadamW": "GadamX", "ASGD": "ASGD"}
+            if self.language is not None:  # where the paper's own have L2
+                averaged |= {"Adam": "Gadam", "Padam": "GadamX"}
             if self.average.weighting == "mean":
                 name = averaged.get(name, f"{name}-IA")
             else:

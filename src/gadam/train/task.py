@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any, Literal, Protocol
+from random import Random
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gadam.train import data, models, optimizers
+from gadam.train import data, lstm, models, optimizers, text
 from gadam.train.recipe import Data, Recipe, RecipeError
 
-__all__ = ["Images", "Task", "build", "check", "seed_for"]
+__all__ = ["Images", "Language", "Task", "build", "check", "seed_for", "steps_before_averaging"]
 
 Batch = Any
 
@@ -22,13 +24,20 @@ class Task(Protocol):
     """One learning problem, as the loop sees it."""
 
     model: nn.Module
-    steps_per_epoch: int
     parts: tuple[str, ...]  # what is evaluated: "validation" where there is one, "test"
     metric: str  # what it is judged by
     mode: Literal["max", "min"]  # whether more of it is better
 
+    def steps(self, epoch: int) -> int:
+        """How many training batches the epoch has."""
+        ...
+
     def batches(self, epoch: int) -> Iterator[Batch]:
         """The training batches of an epoch: a function of the seed and the epoch alone."""
+        ...
+
+    def rate_factor(self, batch: Batch) -> float:
+        """By what the learning rate is multiplied at this batch."""
         ...
 
     def split(self, batch: Batch, parts: int) -> list[tuple[Batch, float]]:
@@ -56,7 +65,14 @@ def seed_for(seed: int, epoch: int, purpose: str) -> int:
 
 def build(recipe: Recipe, seed: int, device: torch.device, data_dir: str | None) -> Task:
     """The task of a recipe."""
-    return Images(recipe, seed, device, data_dir)
+    kind: type[Images | Language] = Images if recipe.language is None else Language
+    return kind(recipe, seed, device, data_dir)
+
+
+def steps_before_averaging(recipe: Recipe, problem: Task) -> int:
+    """How many steps there are in the epochs before averaging starts, where that is said in epochs."""
+    start = recipe.average.start if recipe.average is not None else None
+    return sum(map(problem.steps, range(start))) if isinstance(start, int) else 0
 
 
 @lru_cache(maxsize=2)  # a worker trains many runs on the same data
@@ -85,10 +101,24 @@ def _prepared(plan: Data, data_dir: str | None) -> tuple[data.Dataset, dict[str,
 
 def check(recipe: Recipe, data_dir: str | None) -> None:
     """Refuse what cannot be trained, before anything is: data, network, optimiser and average."""
-    dataset, parts = _prepared(recipe.data, data_dir)
     with torch.device("meta"):
-        network = models.build(recipe.model, dataset.num_classes, _input_shape(recipe, dataset))
-    optimizers.build(recipe, network, -(-len(parts["train"]) // recipe.batch_size))
+        network = (
+            _language_model(recipe, data_dir) if recipe.language else _classifier(recipe, data_dir)
+        )
+    optimizers.build(recipe, network, 0)
+
+
+def _classifier(recipe: Recipe, data_dir: str | None) -> nn.Module:
+    if lstm.canonical(recipe.model) is not None:
+        raise RecipeError(
+            f"{recipe.model} is a language model: derive it from a recipe that has one, as lm-mini"
+        )
+    if text.canonical(recipe.data.name) is not None:
+        raise RecipeError(
+            f"{recipe.data.name} is a text: derive it from a recipe for texts, as lm-mini"
+        )
+    dataset, _ = _prepared(recipe.data, data_dir)
+    return models.build(recipe.model, dataset.num_classes, _input_shape(recipe, dataset))
 
 
 def _input_shape(recipe: Recipe, dataset: data.Dataset) -> tuple[int, int, int]:
@@ -110,12 +140,10 @@ class Images:
         self.parts: tuple[str, ...] = (
             ("validation", "test") if "validation" in self._parts else ("test",)
         )
-        shape = _input_shape(recipe, self.dataset)
         torch.manual_seed(seed_for(seed, 0, "model"))
-        network = models.build(recipe.model, self.dataset.num_classes, shape)
+        network = _classifier(recipe, data_dir)
         # Convolutions are faster so; what they compute is the same.
         self.model = network.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.steps_per_epoch = -(-len(self._parts["train"]) // recipe.batch_size)
 
     def _read(self, part: str, batch_size: int, **kwargs: Any) -> Iterator[tuple[Tensor, Tensor]]:
         for x, y in data.batches(
@@ -139,8 +167,14 @@ class Images:
             shuffle=generator,
         )
 
+    def steps(self, epoch: int) -> int:
+        return -(-len(self._parts["train"]) // self.recipe.batch_size)
+
     def batches(self, epoch: int) -> Iterator[Batch]:
         return self._in_order_of("order", epoch)
+
+    def rate_factor(self, batch: Batch) -> float:
+        return 1.0
 
     def split(self, batch: Batch, parts: int) -> list[tuple[Batch, float]]:
         if parts == 1:
@@ -167,3 +201,157 @@ class Images:
             totals += torch.stack([loss, hits[:, 0].sum(), hits.sum()])
         loss_, first, among = (totals / len(self._parts[part])).tolist()
         return {"accuracy": 100 * first, "top5": 100 * among, "loss": loss_}
+
+
+# ----------------------------------------------------------------------------------------- language
+
+
+@lru_cache(maxsize=2)
+def _corpus(plan: Data, data_dir: str | None) -> text.Corpus:
+    corpus = text.load(plan.name, data_dir, plan.examples)
+    if (plan.examples or 0) > len(corpus.train):
+        raise RecipeError(
+            f"{plan.name} has {len(corpus.train)} words to train on: data.examples must be fewer"
+        )
+    return corpus
+
+
+def _language_model(recipe: Recipe, data_dir: str | None) -> lstm.AWDLSTM:
+    corpus = _corpus(recipe.data, data_dir)
+    if len(corpus.train) < 2 * recipe.batch_size:
+        raise RecipeError(
+            f"{recipe.data.name} has {len(corpus.train)} words to train on: too few to be read at "
+            f"batch_size={recipe.batch_size} places at a time"
+        )
+    assert recipe.language is not None
+    return lstm.build(recipe.model, len(corpus.words), **recipe.language.dropouts)
+
+
+class Passage(NamedTuple):
+    """Some lines of the text's columns, each a place where it is read.
+
+    Attributes:
+        words: What is read, (time, column).
+        following: The word after each.
+        first: The number of the first column.
+    """
+
+    words: Tensor
+    following: Tensor
+    first: int
+
+
+class Language:
+    """Prediction of the next word of a text.
+
+    The text is cut into ``batch_size`` columns of equal length (what is left over is dropped, as is usual),
+    and these are read side by side. The network's state goes on from passage to passage, gradients do
+    not; each epoch begins with a blank one.
+    """
+
+    metric = "perplexity"
+    mode: Literal["max", "min"] = "min"
+    parts: tuple[str, ...] = ("validation", "test")
+
+    # The usual protocol's: the test text is read from its beginning to its end.
+    EVALUATED_AT: ClassVar[dict[str, int]] = {"validation": 10, "test": 1}
+    SHORTEST, DEVIATION, HALVED = 5, 5.0, 0.05  # of the lengths: Merity's
+
+    def __init__(
+        self, recipe: Recipe, seed: int, device: torch.device, data_dir: str | None
+    ) -> None:
+        assert recipe.language is not None
+        self.recipe, self.plan, self.seed = recipe, recipe.language, seed
+        torch.manual_seed(seed_for(seed, 0, "model"))
+        self.model: nn.Module = _language_model(recipe, data_dir).to(device)
+        self.corpus = _corpus(recipe.data, data_dir)
+        self._parts = {part: self.corpus.part(part).to(device) for part in self.parts}
+        length = len(self.corpus.train) // recipe.batch_size
+        used = self.corpus.train[: length * recipe.batch_size]
+        self._columns = used.view(recipe.batch_size, length).t().contiguous().to(device)
+        self._states: dict[int, lstm.State] = {}  # by the first column that it is of
+
+    def _lengths(self, epoch: int) -> Iterator[int]:
+        chance = Random(seed_for(self.seed, epoch, "order"))
+        shortest = min(self.SHORTEST, self.plan.bptt)
+        left = len(self._columns) - 1  # nothing follows the last word
+        while left > 0:
+            length = self.plan.bptt
+            if self.plan.vary_bptt:
+                mean = length / 2 if chance.random() < self.HALVED else length
+                length = max(shortest, int(chance.gauss(mean, self.DEVIATION)))
+            if left - length < shortest:  # the end would make a step of next to nothing
+                length = left
+            yield length
+            left -= length
+
+    def steps(self, epoch: int) -> int:
+        return sum(1 for _ in self._lengths(epoch))
+
+    def batches(self, epoch: int) -> Iterator[Batch]:
+        self._states = {}
+        start = 0
+        for length in self._lengths(epoch):
+            end = start + length
+            yield Passage(self._columns[start:end], self._columns[start + 1 : end + 1], 0)
+            start = end
+
+    def rate_factor(self, batch: Batch) -> float:
+        # The mean over a short passage weighs its words more: a smaller step makes up for it.
+        return len(batch.words) / self.plan.bptt if self.plan.vary_bptt else 1.0
+
+    def split(self, batch: Batch, parts: int) -> list[tuple[Batch, float]]:
+        words, following = (columns.chunk(parts, dim=1) for columns in batch[:2])
+        pieces, first = [], 0
+        for a, b in zip(words, following):
+            pieces.append((Passage(a, b, first), a.shape[1] / batch.words.shape[1]))
+            first += a.shape[1]
+        return pieces
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
+        out: lstm.Output = model(batch.words, self._states.get(batch.first))
+        self._states[batch.first] = lstm.detached(out.state)
+        loss = F.cross_entropy(out.scores.flatten(0, 1), batch.following.flatten())
+        if self.plan.activation:
+            loss = loss + self.plan.activation * out.dropped.square().mean()
+        if self.plan.slowness and len(out.raw) > 1:
+            loss = loss + self.plan.slowness * out.raw.diff(dim=0).square().mean()
+        return loss, batch.words.numel()
+
+    def refresh(self, epoch: int) -> Iterator[Any]:
+        return iter(())  # there is no BatchNorm
+
+    def evaluate(self, model: nn.Module, part: str) -> dict[str, float]:
+        loss = mean_surprise(model, self._parts[part], self.EVALUATED_AT[part])
+        return {"perplexity": math.exp(loss) if loss < 700 else math.inf, "loss": loss}
+
+
+@torch.no_grad()
+def mean_surprise(model: nn.Module, words: Tensor, columns: int = 1) -> float:
+    """The mean of −log p over every word of a text but the first, each once, in nats.
+
+    Args:
+        model: a language model as :class:`gadam.train.lstm.AWDLSTM`
+        words: the text
+        columns: places at which it is read side by side, from a blank state at each
+    """
+    model.eval()
+    count = len(words) - 1  # nothing precedes the first
+    if count < 1:
+        raise RecipeError("a text of fewer than two words has nothing to predict")
+    columns = min(columns, count)
+    length = -(-count // columns)
+    place = torch.arange(length * columns, device=words.device).view(columns, length).t()
+    ignored = -100
+    following = torch.where(place < count, words[(place + 1).clamp(max=count)], ignored)
+    read = words[place.clamp(max=count)]
+    total = torch.zeros((), dtype=torch.float64, device=words.device)
+    state = None
+    for a, b in zip(read.split(1000 // columns + 1), following.split(1000 // columns + 1)):
+        out: lstm.Output = model(a, state)
+        state = out.state
+        scores = out.scores.flatten(0, 1).float()
+        total += F.cross_entropy(
+            scores, b.flatten(), ignore_index=ignored, reduction="sum"
+        ).double()
+    return float(total) / count
