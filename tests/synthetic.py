@@ -1,4 +1,4 @@
-"""Data sets of a few random pictures, in the shapes of the true ones."""
+"""Data sets of a few random pictures, in the shapes of the true ones, and texts of a few words."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from gadam.train import data, task
+from gadam.train import data, task, text
 from gadam.train.recipe import Average, Recipe
 
 SHAPES = {
@@ -19,7 +19,10 @@ SHAPES = {
 }
 
 
-_PREPARED = task._prepared.__wrapped__  # not the one that remembers other data
+WORDS = {"toy-language": 574, "ptb-mini": 2_000, "ptb": 10_000}
+
+# Not those that remember other data.
+_PREPARED, _CORPUS = task._prepared.__wrapped__, task._corpus.__wrapped__
 
 
 def load(name: str, data_dir: object = None, *, train: int = 10, test: int = 4) -> data.Dataset:
@@ -40,10 +43,20 @@ def load(name: str, data_dir: object = None, *, train: int = 10, test: int = 4) 
     )
 
 
+def load_text(name: str, data_dir: object = None, examples: int | None = None) -> text.Corpus:
+    generator = torch.Generator().manual_seed(0)
+    train, validation, test = (
+        torch.randint(WORDS[name], (22,), generator=generator) for _ in range(3)
+    )
+    return text.Corpus(name, tuple(map(str, range(WORDS[name]))), train, validation, test)
+
+
 def install(monkeypatch, **kwargs) -> None:
     """Let recipes find these instead of the true ones."""
     monkeypatch.setattr(data, "load", lambda name, data_dir=None: load(name, data_dir, **kwargs))
+    monkeypatch.setattr(text, "load", load_text)
     monkeypatch.setattr(task, "_prepared", _PREPARED)
+    monkeypatch.setattr(task, "_corpus", _CORPUS)
 
 
 def two_steps(recipe: Recipe) -> Recipe:
@@ -52,6 +65,9 @@ def two_steps(recipe: Recipe) -> Recipe:
     average = recipe.average
     if isinstance(average, Average) and isinstance(average.start, int):
         average = replace(average, start=0, every=1 if average.every != "epoch" else "epoch")
+    if recipe.language is not None:  # 22 words: two columns of two passages
+        language = replace(recipe.language, bptt=5, vary_bptt=False)
+        return replace(recipe, epochs=1, batch_size=2, average=average, language=language)
     return replace(
         recipe,
         epochs=1,

@@ -14,7 +14,15 @@ import gadam
 import synthetic
 from contract import same
 from gadam.train import loop, optimizers, task
-from gadam.train.recipe import Average, Data, Optimizer, Recipe, RecipeError, Schedule
+from gadam.train.recipe import (
+    Average,
+    Data,
+    Language,
+    Optimizer,
+    Recipe,
+    RecipeError,
+    Schedule,
+)
 
 DATA = Data("fashion-mini", validation=100, examples=400, size=14, augment=False, label_noise=0.2)
 BASE = Recipe(
@@ -26,6 +34,18 @@ BASE = Recipe(
     batch_size=100,
 )
 AVERAGED = replace(BASE, average=Average(1), optimizer=Optimizer("adamw", 1e-2, 0.1))
+
+LANGUAGE = Recipe(
+    "l",
+    model="awd-lstm-mini",
+    data=Data("toy-language", examples=800, augment=False),
+    optimizer=Optimizer("adam", 1e-2, 1e-6),
+    average=Average(1, every=1),
+    language=Language(bptt=20),
+    epochs=4,
+    batch_size=8,
+    clip=0.25,
+)
 
 METHODS = {
     "sgd": BASE,
@@ -49,6 +69,18 @@ METHODS = {
         AVERAGED, accumulate=3, clip=0.5, data=replace(DATA, augment=True, pad=1)
     ),
     "bf16": replace(AVERAGED, amp="bf16"),
+    "language": LANGUAGE,
+    "language, gadamx every 10": replace(
+        LANGUAGE, optimizer=Optimizer("padam", 0.5, partial=0.2), average=Average(1, every=10)
+    ),
+    "language, nt-asgd": replace(
+        LANGUAGE,
+        optimizer=Optimizer("asgd", 5.0),
+        average=Average("non-monotone", every=1, patience=1),
+        epochs=5,
+    ),
+    "language, accumulate": replace(LANGUAGE, accumulate=2),
+    "language, bf16": replace(LANGUAGE, amp="bf16"),
 }
 
 

@@ -43,9 +43,12 @@ def write_figures(collection: Collection, folder: Path) -> list[Path]:
     written = []
     with mpl.rc_context(_STYLE), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # of its search for ticks
+        metrics = collection.experiment.metrics
         for name, draw in (("curves", _curves), ("rates", _rates), ("costs", _costs)):
-            figure = Figure(figsize=(6.3, 3.6))
-            draw(collection, figure.add_subplot())
+            sides = len(metrics) if draw is _curves else 1
+            figure = Figure(figsize=(6.3 * sides, 3.6))
+            for axes, metric in zip(figure.subplots(1, sides, squeeze=False)[0], metrics):
+                draw(collection, axes, metric)
             for ending in ("png", "svg"):
                 content = io.BytesIO()
                 metadata = {"Date": None} if ending == "svg" else {"Software": None}
@@ -60,9 +63,9 @@ def _dash(pattern: tuple[int, ...]) -> Any:
     return (0, pattern) if pattern else "-"
 
 
-def _curves(collection: Collection, axes: Any) -> None:
+def _curves(collection: Collection, axes: Any, metric: str) -> None:
     styles = series.styles(collection.labels)
-    curves = series.curves(collection)
+    curves = [curve for curve in series.curves(collection) if curve.metric == metric]
     averaged = {curve.label for curve in curves if curve.point == "average"}
     for curve in curves:
         style = styles[curve.label]
@@ -79,12 +82,15 @@ def _curves(collection: Collection, axes: Any) -> None:
         axes.fill_between(curve.epoch, curve.low, curve.high, color=style.colour, alpha=0.15, lw=0)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("epoch")
-    axes.set_ylabel(series.axis_title(collection.experiment.metric))
+    axes.set_ylabel(series.axis_title(metric))
+    floor = series.floors(collection).get(metric)
+    if floor is not None:
+        axes.axhline(floor, color="#555", linestyle=":", linewidth=1, label="best possible")
     if curves:
         axes.legend(ncols=2)
 
 
-def _rates(collection: Collection, axes: Any) -> None:
+def _rates(collection: Collection, axes: Any, _: str) -> None:
     styles = series.styles(collection.labels)
     for rate in series.rates(collection):
         style = styles[rate["label"]]
@@ -106,7 +112,7 @@ def _rates(collection: Collection, axes: Any) -> None:
         axes.legend(ncols=2)
 
 
-def _costs(collection: Collection, axes: Any) -> None:
+def _costs(collection: Collection, axes: Any, _: str) -> None:
     costs = series.costs(collection)
     labels = [cost["label"] for cost in costs]
     left = [0.0] * len(costs)

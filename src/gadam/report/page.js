@@ -7,7 +7,7 @@
   const wanted = matchMedia("(prefers-color-scheme: dark)");
 
   const rows = data.curves.flatMap((c) => c.epoch.map((epoch, i) => ({
-    label: c.label, point: c.point, style: `${c.label} ${c.point}`, epoch, seconds: c.seconds[i],
+    label: c.label, point: c.point, metric: c.metric, part: c.part, style: `${c.label} ${c.point}`, epoch, seconds: c.seconds[i],
     value: c.value[i], low: c.low[i], high: c.high[i], seeds: c.seeds[i],
   })));
 
@@ -15,6 +15,8 @@
   const state = () => ({
     labels: new Set(checked("method")), points: new Set(checked("point")),
     x: checked("x")[0], y: checked("y")[0],
+    part: checked("part")[0] || Object.keys(data.titles)[0],
+    metric: checked("metric")[0] || Object.keys(Object.values(data.titles)[0] || {})[0],
   });
 
   const config = () => {
@@ -39,17 +41,24 @@
 
   const drawCurves = () => {
     const s = state();
-    let shown = rows.filter((r) => s.labels.has(r.label) && s.points.has(r.point));
+    let shown = rows.filter((r) => s.labels.has(r.label) && s.points.has(r.point) && r.metric === s.metric && r.part === s.part);
     if (s.y === "log") {  // which has no place for zero
       shown = shown.filter((r) => r.value > 0);
       const floor = Math.min(...shown.map((r) => r.value)) / 2;
       shown = shown.map((r) => ({ ...r, low: Math.max(r.low, floor) }));
     }
     const spec = structuredClone(data.specs.curves);
-    spec.datasets = { curves: shown };
+    const title = (data.titles[s.part] || {})[s.metric];
+    const floor = data.floors[s.metric];
+    spec.datasets = { curves: shown, floor: [{ value: floor }] };
+    if (floor === undefined || !shown.length) spec.layer = spec.layer.filter((l) => !l.data);
     for (const layer of spec.layer) {
-      layer.encoding.x.field = s.x;
-      layer.encoding.x.title = s.x;
+      if (layer.encoding.x) {
+        layer.encoding.x.field = s.x;
+        layer.encoding.x.title = s.x;
+      }
+      layer.encoding.y.title = title;
+      for (const tip of layer.encoding.tooltip || []) if (tip.field === "value") tip.title = tip.title || title;
       layer.encoding.y.scale = { type: s.y, zero: false };
     }
     return embed("curves", spec);

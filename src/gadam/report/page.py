@@ -46,25 +46,33 @@ def render(collection: Collection, *, live: str = "") -> str:
     styles = series.styles(collection.labels)
     charts: list[dict[str, Any]] = []
     sections = "".join(_section(section, charts) for section in collection.sections)
+    parts = [part for part in ("test", "validation") if series.curves(collection, part)]
+    metrics = collection.experiment.metrics
     data: dict[str, Any] = {
-        "curves": [vars(curve) for curve in curves],
+        "curves": [vars(curve) for part in parts for curve in series.curves(collection, part)],
+        "titles": {p: {m: series.axis_title(m, p) for m in metrics} for p in parts},
+        "floors": series.floors(collection),
         "rates": series.rates(collection),
         "costs": series.costs(collection),
         "specs": _specs(collection, curves, styles),
         "sections": charts,
         "live": live,
     }
-    metric = series.axis_title(collection.experiment.metric)
+    metric = " or ".join(map(series.axis_title, metrics))
     values = {
         "title": escape(collection.title),
         "lead": escape(_lead(collection)),
         "problems": _problems(collection),
         "table": _headline(collection),
         "methods": "".join(_method(label, i, styles) for i, label in enumerate(collection.labels)),
+        "part": _choice(
+            "part", "On", {"test": "test data", "validation": "validation data"}, parts
+        ),
+        "metric": _choice("metric", "Of", {m: m for m in metrics}, metrics),
         "curves-label": escape(f"{metric} by epoch of {', '.join(collection.labels)}"),
         "curves-caption": escape(
             f"{metric[0].upper()}{metric[1:]}: means over seeds, bands of one standard error. Hover for "
-            "values."
+            f"values.{' A dotted line marks what no model can be better than.' * bool(data['floors'])}"
         ),
         "curves-table": _curves_table(curves, metric),
         "costs-table": _costs_table(data["costs"]),
@@ -174,7 +182,6 @@ def _headline(collection: Collection) -> str:
         cells += ["–" if row.published is None else f"{row.published:g}"] if published else []
         texts.append(cells)
     # The best is one for each network and data set: others are other tasks.
-    pick = max if summary.more_is_better(experiment.metric) else min
     tasks: dict[Any, list[int]] = {}
     for i, row in enumerate(rows):
         recipe = experiment.recipes[row.label]
@@ -182,15 +189,27 @@ def _headline(collection: Collection) -> str:
     for column, name in ((1, "iterate"), (2, "average"), (4, "validation")):
         for members in tasks.values():
             means = {i: e.mean for i in members if (e := getattr(rows[i], name)) is not None}
+            pick = max if summary.more_is_better(rows[members[0]].metric) else min
             if len(means) > 1:
                 best.append((pick(means, key=means.__getitem__), column))
-    unit = ", %" if summary.more_is_better(experiment.metric) else ""
     caption = (
-        f"Test {experiment.metric}{unit}: mean ± standard error over seeds; gains are paired by seed, with "
+        f"Test {summary.described(experiment.metrics)}: mean ± standard error over seeds; gains are paired by seed, with "
         "their 95 % confidence interval. A method with an average is used at its average. The best of "
         "each column is marked, for each task."
     )
     return table(header, texts, caption, best)
+
+
+def _choice(name: str, title: str, texts: dict[str, str], values: list[str]) -> str:
+    """Radio buttons, the first of them chosen; nothing where there is no choice."""
+    if len(values) < 2:
+        return ""
+    buttons = "".join(
+        f'<label><input type="radio" name="{name}" value="{escape(value)}"{" checked" * (i == 0)}> '
+        f"{escape(texts[value])}</label>"
+        for i, value in enumerate(values)
+    )
+    return f"<fieldset><legend>{title}</legend>{buttons}</fieldset>"
 
 
 def _method(label: str, index: int, styles: dict[str, series.Style]) -> str:
@@ -329,14 +348,13 @@ def _specs(
     }
     whole = {"tickMinStep": 1, "format": "d"}
     x = {"field": "epoch", "type": "quantitative", "title": "epoch", "axis": whole}
-    title = series.axis_title(collection.experiment.metric)
-    value = {"field": "value", "type": "quantitative", "title": title, "scale": {"zero": False}}
+    value = {"field": "value", "type": "quantitative", "scale": {"zero": False}}
     tooltip = [
         {"field": "label", "type": "nominal", "title": "method"},
         {"field": "point", "type": "nominal"},
         {"field": "epoch", "type": "quantitative"},
         {"field": "seconds", "type": "quantitative", "format": ",.0f"},
-        {"field": "value", "type": "quantitative", "title": title, "format": ".2f"},
+        {"field": "value", "type": "quantitative", "format": ".2f"},
         {"field": "low", "type": "quantitative", "title": "less one s.e.", "format": ".2f"},
         {"field": "high", "type": "quantitative", "title": "plus one s.e.", "format": ".2f"},
         {"field": "seeds", "type": "quantitative"},
@@ -373,6 +391,15 @@ def _specs(
                             "value": 0,
                         },
                         "tooltip": tooltip,
+                    },
+                },
+                {
+                    "data": {"name": "floor"},
+                    "mark": {"type": "rule", "strokeDash": [2, 3], "strokeWidth": 1.5},
+                    "encoding": {
+                        "y": value,
+                        "color": {"value": "#8a939c"},
+                        "tooltip": [{"field": "value", "title": "best possible", "format": ".2f"}],
                     },
                 },
             ],

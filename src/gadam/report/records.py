@@ -264,7 +264,8 @@ def _ordered(
     metrics = dict.fromkeys(e["metric"] for e in found)
     if len(metrics) > 1:
         problems.append(
-            f"the experiments are judged by {', '.join(metrics)}: all are shown by {experiment.metric}"
+            f"the experiments are judged by {', '.join(metrics)}: all of pictures are shown by "
+            f"{experiment.metric}"
         )
     problems += [
         f"{run.label}, seed {run.seed} diverged: it is in the means as it ended"

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from gadam.report.records import Collection
-from gadam.train import optimizers
+from gadam.train import optimizers, text
 from gadam.train.summary import Estimate, more_is_better
 
-__all__ = ["COLOURS", "Curve", "Style", "costs", "curves", "rates", "styles"]
+__all__ = ["COLOURS", "Curve", "Style", "costs", "curves", "floors", "rates", "styles"]
 
 # Okabe and Ito's, which the colour-blind can tell apart; the yellow is too light for lines.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#6A4C93", "#8C564B")
@@ -46,12 +46,14 @@ class Curve:
 
     label: str
     point: str
-    epoch: list[int]
-    seconds: list[float]
-    value: list[float]
-    low: list[float]
-    high: list[float]
-    seeds: list[int]
+    metric: str
+    part: str
+    epoch: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    value: list[float] = field(default_factory=list)
+    low: list[float] = field(default_factory=list)
+    high: list[float] = field(default_factory=list)
+    seeds: list[int] = field(default_factory=list)
 
 
 def shown(metric: str, value: float) -> float:
@@ -59,18 +61,18 @@ def shown(metric: str, value: float) -> float:
     return 100.0 - value if more_is_better(metric) else value
 
 
-def axis_title(metric: str) -> str:
+def axis_title(metric: str, part: str = "test") -> str:
     """What stands at the axis."""
-    return {"accuracy": "test error, %", "top5": "top-5 test error, %"}.get(
-        metric, f"test {metric}"
+    return {"accuracy": f"{part} error, %", "top5": f"top-5 {part} error, %"}.get(
+        metric, f"{part} {metric}"
     )
 
 
-def curves(collection: Collection) -> list[Curve]:
-    """All curves, each method's average and iterate."""
-    metric = collection.experiment.metric
+def curves(collection: Collection, part: str = "test") -> list[Curve]:
+    """All curves of a part of the data, each method's average and iterate."""
     found = []
     for label in collection.labels:
+        metric = collection.experiment.metric_of(label)
         values: dict[str, dict[int, list[tuple[float, float]]]] = {
             p: defaultdict(list) for p in POINTS
         }
@@ -79,17 +81,30 @@ def curves(collection: Collection) -> list[Curve]:
             for line in run.lines:
                 elapsed += sum(line.get("seconds", {}).values())
                 for point in POINTS:
-                    value = line.get(point, {}).get("test", {}).get(metric)
+                    value = line.get(point, {}).get(part, {}).get(metric)
                     if value is not None:
                         values[point][line["epoch"]].append((shown(metric, value), elapsed))
         for point, by_epoch in values.items():
             if by_epoch:
-                found.append(_curve(label, point, by_epoch))
+                found.append(_filled(Curve(label, point, metric, part), by_epoch))
     return found
 
 
-def _curve(label: str, point: str, by_epoch: dict[int, list[tuple[float, float]]]) -> Curve:
-    curve = Curve(label, point, [], [], [], [], [], [])
+def floors(collection: Collection) -> dict[str, float]:
+    """What no method can be better than, by metric, where that is known of the data of all of its rows."""
+    known: dict[str, set[float | None]] = defaultdict(set)
+    for label in collection.labels:
+        recipe = collection.experiment.recipes[label]
+        floor = text.best_perplexity(recipe.data.name) if recipe.language is not None else None
+        known[collection.experiment.metric_of(label)].add(floor)
+    return {
+        metric: floor
+        for metric, (floor, *others) in known.items()
+        if floor is not None and not others
+    }
+
+
+def _filled(curve: Curve, by_epoch: dict[int, list[tuple[float, float]]]) -> Curve:
     for epoch, pairs in sorted(by_epoch.items()):
         estimate = Estimate.of([value for value, _ in pairs])
         if estimate is None:

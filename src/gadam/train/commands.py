@@ -331,7 +331,7 @@ def _data(arguments: list[str]) -> int:
         """Download a data set, check it, and lay it out for the other commands.
 
         Args:
-            name: cifar10, cifar100, mnist or fashion-mnist
+            name: cifar10, cifar100, mnist, fashion-mnist or ptb
             data_dir: where to (default: $GADAM_DATA, then ~/.cache/gadam/data)
         """
         return name, data_dir

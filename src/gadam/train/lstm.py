@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -61,6 +62,8 @@ class WeightDropLSTM(nn.LSTM):
         self, x: Tensor, hx: tuple[Tensor, Tensor] | None = None
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """The outputs (time, batch, hidden) and the last state, from x (time, batch, input)."""
+        if x.is_cpu:
+            x = x.to(self.weight_hh_l0.dtype)
         if hx is None:
             zeros = x.new_zeros(1, x.shape[1], self.hidden_size)
             hx = (zeros, zeros)
@@ -72,12 +75,18 @@ class WeightDropLSTM(nn.LSTM):
             self.bias_hh_l0,
         ]
         if x.is_cuda:
-            # cuDNN takes its weights from one piece of memory, and else warns at every call.
-            flat = torch.cat([weight.flatten() for weight in weights])
-            pieces = flat.split([weight.numel() for weight in weights])
-            weights = [piece.view_as(weight) for piece, weight in zip(pieces, weights)]
-        out, h, c = torch.lstm(x, hx, weights, True, 1, 0.0, self.training, False, False)
+            weights = in_one_piece(weights)
+        # In its own precision on the CPU: for half precision oneDNN has an LSTM on few processors only.
+        with torch.autocast("cpu", enabled=False) if x.is_cpu else nullcontext():
+            out, h, c = torch.lstm(x, hx, weights, True, 1, 0.0, self.training, False, False)
         return out, (h, c)
+
+
+def in_one_piece(weights: list[Tensor]) -> list[Tensor]:
+    """The same values side by side in memory, as cuDNN wants them: else it copies them, and warns."""
+    flat = torch.cat([weight.flatten() for weight in weights])
+    pieces = flat.split([weight.numel() for weight in weights])
+    return [piece.view_as(weight) for piece, weight in zip(pieces, weights)]
 
 
 class Output(NamedTuple):

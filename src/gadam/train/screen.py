@@ -19,17 +19,18 @@ from gadam.train.sweep import Job, Listener
 __all__ = ["Bars", "JsonLines", "Lines", "Quiet", "listener", "print_list", "print_table"]
 
 
-def _points(line: dict[str, Any], metric: str = "accuracy") -> str:
-    """The error of both points where they were evaluated: on validation data, if there are some."""
-    errors = []
+def _points(line: dict[str, Any], metric: str) -> str:
+    """How both points do where they were evaluated: on validation data, if there are some."""
+    found = []
     for point in ("iterate", "average"):
         if line.get(point):
             part = "validation" if "validation" in line[point] else "test"
             value = line[point][part].get(metric)
             if value is not None:
                 shown = f"{100 - value:.1f} %" if metric == "accuracy" else f"{value:.1f}"
-                errors.append(f"{point} {shown}")
-    return ", ".join(errors)
+                found.append(f"{point} {shown}")
+    name = "error" if metric == "accuracy" else metric
+    return f"{name}: {', '.join(found)}" if found else ""
 
 
 class Quiet:
@@ -67,8 +68,8 @@ class Lines(Quiet):
     def went_on(self, job: Job, epochs: float, line: dict[str, Any] | None) -> None:
         if line is not None and time.monotonic() - self._last.get(job, 0.0) > self.seconds:
             self._last[job] = time.monotonic()
-            error = _points(line)
-            shown = f", error: {error}" if error else ""
+            points = _points(line, job.recipe.metric)
+            shown = f", {points}" if points else ""
             print(
                 f"{job.label}, seed {job.seed}: epoch {line['epoch']}/{job.recipe.epochs}, "
                 f"training loss {line['train_loss']:.3f}{shown}",
@@ -79,7 +80,7 @@ class Lines(Quiet):
         seconds = sum(result["seconds"].values())
         print(
             f"{job.label}, seed {job.seed}: {result['status']} in {seconds:.0f} s, "
-            f"error: {_points(result)}",
+            f"{_points(result, job.recipe.metric)}",
             flush=True,
         )
 
@@ -149,9 +150,9 @@ class Bars(Quiet):
 
     def went_on(self, job: Job, epochs: float, line: dict[str, Any] | None) -> None:
         self._runs.update(self._tasks[job], completed=epochs)
-        error = _points(line) if line else ""
-        if error:
-            self._runs.update(self._tasks[job], error=f"error: {error}")
+        points = _points(line, job.recipe.metric) if line else ""
+        if points:
+            self._runs.update(self._tasks[job], error=points)
         self._done[job] = 0.999 * epochs / job.recipe.epochs  # over when it says so
         self._count()
 
@@ -169,8 +170,8 @@ class Bars(Quiet):
         self._close(job)
         seconds = sum(result["seconds"].values())
         self._console.print(
-            f"[dim]{job.label}, seed {job.seed}: {result['status']}, {seconds:.0f} s, error: "
-            f"{_points(result)}"
+            f"[dim]{job.label}, seed {job.seed}: {result['status']}, {seconds:.0f} s, "
+            f"{_points(result, job.recipe.metric)}"
         )
 
     def noticed(self, job: Job, sentence: str) -> None:
@@ -195,7 +196,8 @@ def listener(jobs: int, *, quiet: bool, as_json: bool) -> Listener:
 def print_table(experiment: Experiment, table: list[summary.Row]) -> None:
     """The table at the end, on the screen."""
     console = Console(width=None if Console().is_terminal else 160)
-    shown = Table(title=f"{experiment.title}: test {experiment.metric}, %", title_justify="left")
+    title = f"{experiment.title}: test {summary.described(experiment.metrics)}"
+    shown = Table(title=title, title_justify="left")
     published = any(row.published is not None for row in table)
     for i, name in enumerate([*summary.HEADER, *(["paper"] if published else [])]):
         shown.add_column(name, justify="left" if i in (0, 3) else "right")
@@ -208,7 +210,7 @@ def print_table(experiment: Experiment, table: list[summary.Row]) -> None:
     console.print(shown)
     console.print(
         "Mean ± standard error over seeds. A method with an average is used at its average; its gain "
-        "is paired by seed. Validation is that point's accuracy on held-out data, where there is some.",
+        "is paired by seed. Validation is that point's result on held-out data, where there is some.",
         style="dim",
     )
     if experiment.note:
@@ -241,6 +243,7 @@ def print_list(found: list[tuple[str, Experiment, Experiment]], with_recipes: bo
     console.print(shown)
     console.print(
         "\n`gadam reproduce NAME` runs one of these; `gadam train RECIPE` a single recipe "
-        "(`gadam list --recipes` names them). Costs are rough estimates.",
+        "(`gadam list --recipes` names them), such as lm-mini: a language model on a made-up language "
+        "whose best perplexity is known. Costs are rough estimates.",
         style="dim",
     )

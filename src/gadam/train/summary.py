@@ -56,10 +56,12 @@ class Row:
 
     Args:
         label: the row
+        metric: what it is judged by
         iterate: the last iterate's metric
         average: the average's, where there is one
         base: the row it is set against
-        difference: to it, paired by seed: of what each method is used for, its average if it has one
+        difference: the gain over it, paired by seed, positive where this row is better: of what each
+            method is used for, its average if it has one
         validation: the metric of that point on the validation split, where there is one
         published: the paper's number
         seconds: of a run, in the mean
@@ -67,6 +69,7 @@ class Row:
     """
 
     label: str
+    metric: str
     iterate: Estimate | None
     average: Estimate | None
     base: str | None
@@ -88,7 +91,6 @@ def rows(
         experiment: whose rows
         results: by row and seed; None where a run failed
     """
-    metric = experiment.metric
     by_row: dict[str, dict[int, dict[str, Any]]] = {label: {} for label in experiment.recipes}
     failed = dict.fromkeys(experiment.recipes, 0)
     for (label, seed), result in results.items():
@@ -97,29 +99,38 @@ def rows(
         else:
             by_row[label][seed] = result
 
-    def at(point: dict[str, Any] | None, part: str) -> float | None:
+    def at(point: dict[str, Any] | None, part: str, metric: str) -> float | None:
         value = ((point or {}).get(part) or {}).get(metric)
         return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
-    def used(result: dict[str, Any], part: str) -> float | None:
-        return at(result.get("average") or result.get("iterate"), part)
+    def used(result: dict[str, Any], part: str, metric: str) -> float | None:
+        return at(result.get("average") or result.get("iterate"), part, metric)
 
     def estimate(values: Iterable[float | None]) -> Estimate | None:
         return Estimate.of([value for value in values if value is not None])
 
     table = []
     for label, runs in by_row.items():
+        metric = experiment.metric_of(label)
+        sign = 1 if more_is_better(metric) else -1
         base = experiment.bases.get(label)
         partners = by_row.get(base, {}) if base else {}
-        pairs = [(used(runs[s], "test"), used(partners[s], "test")) for s in runs if s in partners]
+        pairs = [
+            (used(runs[s], "test", metric), used(partners[s], "test", metric))
+            for s in runs
+            if s in partners
+        ]
         table.append(
             Row(
                 label,
-                iterate=estimate(at(r.get("iterate"), "test") for r in runs.values()),
-                average=estimate(at(r.get("average"), "test") for r in runs.values()),
+                metric,
+                iterate=estimate(at(r.get("iterate"), "test", metric) for r in runs.values()),
+                average=estimate(at(r.get("average"), "test", metric) for r in runs.values()),
                 base=base,
-                difference=estimate(a - b for a, b in pairs if a is not None and b is not None),
-                validation=estimate(used(r, "validation") for r in runs.values()),
+                difference=estimate(
+                    sign * (a - b) for a, b in pairs if a is not None and b is not None
+                ),
+                validation=estimate(used(r, "validation", metric) for r in runs.values()),
                 published=experiment.published.get(label),
                 seconds=fmean(sum(r["seconds"].values()) for r in runs.values()) if runs else None,
                 runs=len(runs),
@@ -167,6 +178,11 @@ def more_is_better(metric: str) -> bool:
     return metric in ("accuracy", "top5")
 
 
+def described(metrics: Iterable[str]) -> str:
+    """Metrics with their units."""
+    return " or ".join(f"{m}, %" if more_is_better(m) else m for m in metrics)
+
+
 def best(experiment: Experiment, table: list[Row]) -> set[str]:
     """The labels of the best test results, one for each network and data set."""
     leaders: dict[Any, tuple[float, str]] = {}
@@ -174,7 +190,7 @@ def best(experiment: Experiment, table: list[Row]) -> set[str]:
         point = row.average or row.iterate
         if point is not None:
             recipe = experiment.recipes[row.label]
-            sign = 1 if more_is_better(experiment.metric) else -1
+            sign = 1 if more_is_better(row.metric) else -1
             leaders[recipe.model, recipe.data] = max(
                 leaders.get((recipe.model, recipe.data), (-math.inf, "")),
                 (sign * point.mean, row.label),
@@ -204,7 +220,7 @@ def to_json(experiment: Experiment, table: list[Row]) -> dict[str, Any]:
     return {
         "experiment": experiment.name,
         "title": experiment.title,
-        "metric": experiment.metric,
+        "metric": ", ".join(experiment.metrics),
         "note": experiment.note,
         "rows": [asdict(row) for row in table],
     }

@@ -18,6 +18,7 @@ from gadam.train.recipe import Data, Recipe, RecipeError
 __all__ = ["Images", "Language", "Task", "build", "check", "seed_for", "steps_before_averaging"]
 
 Batch = Any
+_CPU = torch.device("cpu")  # where networks are drawn: the same weights whatever computes with them
 
 
 class Task(Protocol):
@@ -101,14 +102,12 @@ def _prepared(plan: Data, data_dir: str | None) -> tuple[data.Dataset, dict[str,
 
 def check(recipe: Recipe, data_dir: str | None) -> None:
     """Refuse what cannot be trained, before anything is: data, network, optimiser and average."""
-    with torch.device("meta"):
-        network = (
-            _language_model(recipe, data_dir) if recipe.language else _classifier(recipe, data_dir)
-        )
+    build_network = _classifier if recipe.language is None else _language_model
+    network = build_network(recipe, data_dir, torch.device("meta"))
     optimizers.build(recipe, network, 0)
 
 
-def _classifier(recipe: Recipe, data_dir: str | None) -> nn.Module:
+def _classifier(recipe: Recipe, data_dir: str | None, device: torch.device) -> nn.Module:
     if lstm.canonical(recipe.model) is not None:
         raise RecipeError(
             f"{recipe.model} is a language model: derive it from a recipe that has one, as lm-mini"
@@ -118,7 +117,8 @@ def _classifier(recipe: Recipe, data_dir: str | None) -> nn.Module:
             f"{recipe.data.name} is a text: derive it from a recipe for texts, as lm-mini"
         )
     dataset, _ = _prepared(recipe.data, data_dir)
-    return models.build(recipe.model, dataset.num_classes, _input_shape(recipe, dataset))
+    with device:
+        return models.build(recipe.model, dataset.num_classes, _input_shape(recipe, dataset))
 
 
 def _input_shape(recipe: Recipe, dataset: data.Dataset) -> tuple[int, int, int]:
@@ -141,7 +141,7 @@ class Images:
             ("validation", "test") if "validation" in self._parts else ("test",)
         )
         torch.manual_seed(seed_for(seed, 0, "model"))
-        network = _classifier(recipe, data_dir)
+        network = _classifier(recipe, data_dir, _CPU)
         # Convolutions are faster so; what they compute is the same.
         self.model = network.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
@@ -216,7 +216,7 @@ def _corpus(plan: Data, data_dir: str | None) -> text.Corpus:
     return corpus
 
 
-def _language_model(recipe: Recipe, data_dir: str | None) -> lstm.AWDLSTM:
+def _language_model(recipe: Recipe, data_dir: str | None, device: torch.device) -> nn.Module:
     corpus = _corpus(recipe.data, data_dir)
     if len(corpus.train) < 2 * recipe.batch_size:
         raise RecipeError(
@@ -224,7 +224,8 @@ def _language_model(recipe: Recipe, data_dir: str | None) -> lstm.AWDLSTM:
             f"batch_size={recipe.batch_size} places at a time"
         )
     assert recipe.language is not None
-    return lstm.build(recipe.model, len(corpus.words), **recipe.language.dropouts)
+    with device:
+        return lstm.build(recipe.model, len(corpus.words), **recipe.language.dropouts)
 
 
 class Passage(NamedTuple):
@@ -263,7 +264,7 @@ class Language:
         assert recipe.language is not None
         self.recipe, self.plan, self.seed = recipe, recipe.language, seed
         torch.manual_seed(seed_for(seed, 0, "model"))
-        self.model: nn.Module = _language_model(recipe, data_dir).to(device)
+        self.model = _language_model(recipe, data_dir, _CPU).to(device)
         self.corpus = _corpus(recipe.data, data_dir)
         self._parts = {part: self.corpus.part(part).to(device) for part in self.parts}
         length = len(self.corpus.train) // recipe.batch_size

@@ -8,7 +8,8 @@ occurs in the others is ``<unk>``.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -115,7 +116,8 @@ def load(name: str, data_dir: str | Path | None = None, examples: int | None = N
     """
     known = canonical(name)
     if known == MADE_UP:
-        return _made_up(examples)
+        corpus = _made_up()
+        return replace(corpus, train=corpus.train[:examples])
     root = folder_of(name, data_dir)
     if known is None:
         known, source = Path(name).name, _own(name, root)
@@ -199,7 +201,8 @@ def _numbered(name: str, texts: list[list[str]], most: int | None) -> Corpus:
     return Corpus(name, tuple(number), train, validation, test)
 
 
-def _made_up(examples: int | None) -> Corpus:
+@cache
+def _made_up() -> Corpus:
     language = grammar.toy()
     words = (grammar.END, *language.words)
     number = {word: i for i, word in enumerate(words)}
@@ -207,5 +210,4 @@ def _made_up(examples: int | None) -> Corpus:
         torch.tensor([number[word] for word in language.text(size, seed)])
         for seed, size in enumerate(_MADE_UP_SIZES.values())
     )
-    best = language.best_perplexity
-    return Corpus(MADE_UP, words, train[:examples], validation, test, best)
+    return Corpus(MADE_UP, words, train, validation, test, language.best_perplexity)

@@ -1,0 +1,150 @@
+"""Texts: read as they lie on the disk."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gadam.train import text
+from gadam.train.data import DataError
+
+TEXTS = {"train": "the cat sat\nthe dog sat\n", "valid": "the cow sat\n", "test": "a dog\n"}
+
+
+def write(folder: Path, pattern: str = "{}.txt", **changed: str | bytes) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for part, content in {**TEXTS, **changed}.items():
+        data = content.encode() if isinstance(content, str) else content
+        (folder / pattern.format(part)).write_bytes(data)
+    return folder
+
+
+def spelt(corpus: text.Corpus, part: str) -> str:
+    return " ".join(corpus.words[i] for i in corpus.part(part))
+
+
+@pytest.mark.parametrize(
+    ("folder", "pattern", "name"),
+    [
+        ("penn", "{}.txt", "ptb"),
+        ("penn", "{}.txt", "PTB"),
+        ("penn", "ptb.{}.txt", "ptb"),
+        ("ptb", "{}.txt", "ptb"),
+        ("", "ptb.{}.txt", "ptb"),
+        ("wikitext-2", "wiki.{}.tokens", "WikiText-2"),
+        ("mine", "{}.txt", "mine"),
+        ("mine", "wiki.{}.tokens", "mine"),
+    ],
+)
+def test_the_vocabulary_is_the_training_texts(folder, pattern, name, tmp_path):
+    write(tmp_path / folder, pattern)
+    corpus = text.load(name, tmp_path)
+    assert corpus.words == ("the", "cat", "sat", "<eos>", "dog", "<unk>")
+    assert spelt(corpus, "train") == "the cat sat <eos> the dog sat <eos>"
+    assert spelt(corpus, "validation") == "the <unk> sat <eos>"
+    assert spelt(corpus, "test") == "<unk> dog <eos>"
+    assert corpus.unknown == pytest.approx({"train": 0, "validation": 1 / 4, "test": 1 / 3})
+    assert corpus.best_perplexity is None
+
+
+def test_a_folder_of_ones_own_by_its_path(tmp_path, monkeypatch):
+    write(tmp_path / "elsewhere" / "mine")
+    monkeypatch.chdir(tmp_path)
+    for name in (str(tmp_path / "elsewhere" / "mine"), "elsewhere/mine"):
+        assert len(text.load(name).words) == 6
+
+
+def test_all_words_known_there_is_no_unknown(tmp_path):
+    write(tmp_path / "mine", valid="the dog", test="cat\n")
+    corpus = text.load("mine", tmp_path)
+    assert corpus.words == ("the", "cat", "sat", "<eos>", "dog")
+    assert set(corpus.unknown.values()) == {0.0}
+
+
+def test_a_text_that_says_unk_itself(tmp_path):
+    write(tmp_path / "mine", train="<unk> cat\n", valid="dog\n", test="cat\n")
+    corpus = text.load("mine", tmp_path)
+    assert corpus.words == ("<unk>", "cat", "<eos>")
+    assert spelt(corpus, "validation") == "<unk> <eos>"
+
+
+def test_fewer_words_to_train_on_and_their_vocabulary(tmp_path):
+    write(tmp_path / "mine")
+    corpus = text.load("mine", tmp_path, examples=3)
+    assert spelt(corpus, "train") == "the cat sat"
+    assert spelt(corpus, "validation") == "the <unk> sat <unk>"
+
+
+@given(st.lists(st.lists(st.text("abc'.", min_size=1), max_size=5), min_size=1, max_size=6))
+def test_every_word_once_and_an_end_for_each_line(lines):
+    written = "\n".join(" ".join(line) for line in lines)
+    if not written.endswith("\n"):
+        expected = [word for line in lines for word in (*line, "<eos>")]
+        assert text.tokens(written) == expected
+        assert text.tokens(written + "\n") == expected
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"valid": ""}, "valid.txt is empty: it must have words"),
+        ({"train": " \n \n"}, "train.txt is empty"),
+        ({"test": b"caf\xe9"}, r"test.txt cannot be read .*UTF-8"),
+    ],
+)
+def test_files_that_cannot_be_read_are_named(changed, sentence, tmp_path):
+    write(tmp_path / "penn", **changed)
+    with pytest.raises(DataError, match=sentence):
+        text.load("ptb", tmp_path)
+
+
+def test_a_missing_file_is_named_with_what_to_do(tmp_path):
+    sentence = f"{re.escape(str(tmp_path))}/penn/train.txt is missing: run `gadam data ptb`, or put"
+    with pytest.raises(DataError, match=sentence):
+        text.load("ptb", tmp_path)
+    write(tmp_path / "penn")
+    (tmp_path / "penn" / "valid.txt").unlink()
+    with pytest.raises(DataError, match=r"valid.txt is missing.*GADAM_DATA"):
+        text.load("ptb-mini", tmp_path)
+    with pytest.raises(DataError, match=r"wiki.train.tokens is missing: put wiki.train.tokens"):
+        text.load("wikitext-2", tmp_path)
+    write(tmp_path / "mine")
+    (tmp_path / "mine" / "test.txt").unlink()
+    with pytest.raises(DataError, match=r"mine/test.txt is missing: put it there"):
+        text.load("mine", tmp_path)
+
+
+def test_a_text_that_is_none(tmp_path):
+    with pytest.raises(DataError, match=r"no text 'wikitext-3': did you mean wikitext-2\?"):
+        text.load("wikitext-3", tmp_path)
+    with pytest.raises(DataError, match=r"a folder of your own with train.txt"):
+        text.load("zzz", tmp_path)
+
+
+def test_the_made_up_one_needs_no_files_and_is_always_the_same(tmp_path):
+    a, b = text.load("toy-language", tmp_path), text.load("Toy Language")
+    assert a.best_perplexity == text.best_perplexity("toy-language")
+    assert a.best_perplexity is not None
+    assert 15 < a.best_perplexity < 25
+    assert all(bool((a.part(p) == b.part(p)).all()) for p in text.PARTS)
+    assert spelt(a, "validation")[:200] != spelt(a, "test")[:200]
+    assert set(a.unknown.values()) == {0.0}
+    assert len(text.load("toy-language", examples=100).train) == 100
+    assert text.best_perplexity("ptb") is None
+
+
+@pytest.mark.skipif(
+    not Path(os.environ.get("GADAM_DATA", "/nowhere"), "penn").is_dir(), reason="needs PTB"
+)
+def test_penn_treebank_is_penn_treebank():
+    corpus = text.load("ptb")
+    assert len(corpus.words) == 10_000
+    assert [len(corpus.part(p)) for p in text.PARTS] == [929_589, 73_760, 82_430]
+    small = text.load("ptb-mini")
+    assert len(small.words) == 2_000
+    assert [len(small.part(p)) for p in text.PARTS] == [80_000, 15_000, 15_000]
