@@ -39,7 +39,7 @@ def measure(data: Data, repetitions: int) -> dict[str, float]:
         refresh_batchnorm=False,
     )
     problem = task.build(recipe, 0, torch.device("cpu"), None)
-    optimizer, _ = optimizers.build(recipe, problem.model, problem.steps_per_epoch)
+    optimizer, _ = optimizers.build(recipe, problem.model, 0)
     ready = list(problem.batches(0))
     seconds: dict[str, list[float]] = {"data": [], "steps": [], "loop": []}
     for repetition in range(repetitions):

@@ -91,13 +91,15 @@ def _parsed(command: Callable[..., Any], arguments: list[str]) -> Any:
 
 
 def _compare(arguments: list[str]) -> int:
-    def compare(common: tyro.conf.OmitArgPrefixes[Common] = Common()) -> tuple[str, Any, Common]:  # noqa: B008
+    def compare(
+        common: tyro.conf.OmitArgPrefixes[Common] = Common(),  # noqa: B008
+    ) -> tuple[str, Any, str, Common]:
         """Six optimisers side by side, on data that comes with gadam: what averaging does.
 
         SGD, AdamW and PadamW by the learning-rate schedule that suits them, and the averages of their
         iterates at a rate that stays high: SWA, Gadam, GadamX. About five minutes on two cores.
         """
-        return experiments.COMPARE, "mini", common
+        return experiments.COMPARE, "mini", "", common
 
     return _sweep(*_parsed(compare, arguments))
 
@@ -106,22 +108,24 @@ def _reproduce(arguments: list[str]) -> int:
     def reproduce(
         name: tyro.conf.Positional[str],
         scale: Literal["mini", "paper"] = "mini",
+        rows: str = "",
         common: tyro.conf.OmitArgPrefixes[Common] = Common(),  # noqa: B008
-    ) -> tuple[str, Any, Common]:
+    ) -> tuple[str, Any, str, Common]:
         """A table or a figure of the paper.
 
         Args:
             name: as `gadam list` has it, such as tab-cifar
             scale: mini takes minutes a run on one core; paper is the true settings
+            rows: only those with this in their label, such as LSTM
             common: how to run it
         """
-        return name, scale, common
+        return name, scale, rows, common
 
     return _sweep(*_parsed(reproduce, arguments))
 
 
-def _sweep(name: str, scale: Literal["mini", "paper"], common: Common) -> int:
-    experiment = experiments.get(name, scale)
+def _sweep(name: str, scale: Literal["mini", "paper"], rows: str, common: Common) -> int:
+    experiment = _only(experiments.get(name, scale), rows)
     recipes = {row: _overridden(r, common) for row, r in experiment.recipes.items()}
     experiment = replace(experiment, recipes=recipes)
     _check(list(recipes.values()), common)
@@ -141,7 +145,7 @@ def _sweep(name: str, scale: Literal["mini", "paper"], common: Common) -> int:
         "bases": dict(experiment.bases),
         "published": dict(experiment.published),
         "seeds": seeds,
-        "command": _command_line(name, scale, seeds, common),
+        "command": _command_line(name, scale, rows, seeds, common),
     }
     done = _run_all(list(jobs.values()), common, folder, description)
     results = {key: done.get(job) for key, job in jobs.items()}
@@ -169,9 +173,21 @@ def _sweep(name: str, scale: Literal["mini", "paper"], common: Common) -> int:
     return 1 if any(result is None for result in results.values()) else 0
 
 
-def _command_line(name: str, scale: str, seeds: int, common: Common) -> str:
+def _only(experiment: Experiment, wanted: str) -> Experiment:
+    """The rows with these letters in their label, in either case."""
+    kept = {row: r for row, r in experiment.recipes.items() if wanted.lower() in row.lower()}
+    if not kept:
+        rows = ", ".join(experiment.recipes)
+        raise RecipeError(f"{experiment.name} has no row with {wanted!r} in it: there are {rows}")
+    bases = {a: b for a, b in experiment.bases.items() if a in kept and b in kept}
+    published = {row: n for row, n in experiment.published.items() if row in kept}
+    return replace(experiment, recipes=kept, bases=bases, published=published)
+
+
+def _command_line(name: str, scale: str, rows: str, seeds: int, common: Common) -> str:
     words = ["gadam", "compare"] if name == experiments.COMPARE else ["gadam", "reproduce", name]
     words += ["--scale", scale] if name != experiments.COMPARE else []
+    words += ["--rows", rows] if rows else []
     words += ["--seeds", str(seeds)]
     words += [word for setting in common.settings for word in ("--set", setting)]
     return shlex.join(words)
