@@ -1,13 +1,15 @@
-"""Write the README's tables from the committed results: `python benchmarks/readme.py`.
+"""Write the tables of README and docs from the committed results: `python benchmarks/readme.py`.
 
-With --check it changes nothing, and fails where the README is not what the results say.
+With --check it changes nothing, and fails where a page is not what the results say.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
@@ -82,32 +84,85 @@ def compare(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def language(folder: Path) -> str:
+    """Perplexities of both points, on both parts, of a sweep of language models."""
+    summary = json.loads((folder / "summary.json").read_text())
+    lines = [
+        "| method | rate | validation: last iterate | average | test: last iterate | average | the paper |",
+        "|---|---|---:|---:|---:|---:|---:|",
+    ]
+    runs: dict[str, list[dict[str, Any]]] = {}
+    for path in sorted(folder.glob("*/result.json")):
+        label = json.loads((path.parent / "run.json").read_text())["label"]
+        runs.setdefault(label, []).append(json.loads(path.read_text()))
+    seconds = []
+    for row in summary["rows"]:
+        results = runs[row["label"]]
+        cells = [row["label"], f"{summary['recipes'][row['label']]['optimizer']['lr']:g}"]
+        for part in ("validation", "test"):
+            for point in ("iterate", "average"):
+                values = [r[point][part]["perplexity"] for r in results if r[point]]
+                cells.append(mean_and_error(values))
+        cells.append("" if row["published"] is None else f"{row['published']:g}")
+        lines.append(f"| {' | '.join(cells)} |")
+        seconds += [sum(r["seconds"].values()) for r in results]
+    lines += [
+        "",
+        f"Perplexity, mean ± standard error over {summary['seeds']} seeds; the paper's are of the test text, "
+        f"at full scale. Written by `{summary['command']}` (torch {summary['versions']['torch']}, "
+        f"{summary['machine']['cores']} cores, {min(seconds):.0f} to {max(seconds):.0f} s a run on one core) "
+        f"to `results/{folder.name}`.",
+    ]
+    return "\n".join(lines)
+
+
+def mean_and_error(values: list[float]) -> str:
+    """The mean and its standard error; nothing of nothing."""
+    if len(values) < 2:
+        return "".join(f"{value:.2f}" for value in values)
+    return f"{fmean(values):.2f} ± {stdev(values) / len(values) ** 0.5:.2f}"
+
+
+def read(path: str) -> dict[str, Any]:
+    """A committed result."""
+    content: dict[str, Any] = json.loads((ROOT / "results" / path).read_text())
+    return content
+
+
 STUDENT_3_SEEDS = 4.303  # the 97.5 % quantile of Student's t with two degrees of freedom
-TABLES = {"step-time": step_time, "compare": compare}
-RESULTS = {"step-time": "step-time.json", "compare": "compare/summary.json"}
+TABLES: dict[str, Callable[[], str]] = {
+    "step-time": lambda: step_time(read("step-time.json")),
+    "compare": lambda: compare(read("compare/summary.json")),
+    "tab-ptb": lambda: language(ROOT / "results" / "tab-ptb"),
+    "tab-ptb-nt": lambda: language(ROOT / "results" / "tab-ptb-nt"),
+    "fig-frequency": lambda: language(ROOT / "results" / "fig-frequency"),
+    "fig-tavg": lambda: language(ROOT / "results" / "fig-tavg"),
+}
+PAGES = ("README.md", "docs/language.md")
 
 
-def rendered(readme: str) -> str:
-    """The README with its tables made anew."""
+def rendered(page: str) -> str:
+    """The page with its tables made anew."""
     for name, table in TABLES.items():
         begin, end = f"<!-- {name} -->\n", f"\n<!-- /{name} -->"
-        before, _, rest = readme.partition(begin)
-        _, _, after = rest.partition(end)
-        path = ROOT / "results" / RESULTS[name]
-        report = json.loads(path.read_text())
-        readme = before + begin + table(report) + end + after
-    return readme
+        before, found, rest = page.partition(begin)
+        if found:
+            _, _, after = rest.partition(end)
+            page = before + begin + table() + end + after
+    return page
 
 
 def main() -> int:
     """Write, or with --check compare."""
-    path = ROOT / "README.md"
-    text = path.read_text()
-    new = rendered(text)
-    if "--check" in sys.argv:
-        return int(new != text)
-    path.write_text(new)
-    return 0
+    changed = 0
+    for name in PAGES:
+        path = ROOT / name
+        text = path.read_text()
+        new = rendered(text)
+        changed += new != text
+        if "--check" not in sys.argv:
+            path.write_text(new)
+    return int(changed > 0 and "--check" in sys.argv)
 
 
 if __name__ == "__main__":

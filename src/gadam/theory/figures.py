@@ -1,0 +1,388 @@
+"""The theory's pictures: prediction as lines, simulation as points with their errors, in one plot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from gadam.theory import predict
+from gadam.theory.dependent import dependent
+from gadam.theory.errata import ERRATA
+from gadam.theory.noise import Absolute, FourierNoise
+from gadam.theory.predict import Moments, Phase, Quadratic
+from gadam.theory.simulate import Run, simulate, simulate_dependent
+from gadam.theory.spectrum import Spectrum, power_law
+
+__all__ = ["FIGURES", "Picture", "Series"]
+
+
+@dataclass(frozen=True)
+class Series:
+    """A curve, or points with the standard errors of their heights.
+
+    Args:
+        label: the same for a prediction and the simulation of it
+        kind: "prediction", "simulation", or "printed": what the paper says where it is wrong
+        x: across
+        y: up
+        error: of y, where it was simulated
+    """
+
+    label: str
+    kind: str
+    x: list[float]
+    y: list[float]
+    error: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One figure.
+
+    Args:
+        title: what it shows
+        caption: how to read it
+        x: what is across
+        y: what is up
+        series: the curves and points
+        log_x: whether that axis is logarithmic
+        log_y: likewise
+    """
+
+    title: str
+    caption: str
+    x: str
+    y: str
+    series: list[Series]
+    log_x: bool = True
+    log_y: bool = True
+
+
+FIGURES: dict[str, Callable[[int], Picture]] = {}
+
+
+def _figure(function: Callable[[int], Picture]) -> Callable[[int], Picture]:
+    FIGURES[function.__name__.replace("_", "-")] = function
+    return function
+
+
+def _line(label: str, x: Any, y: Any, kind: str = "prediction") -> Series:
+    return Series(label, kind, [float(v) for v in x], [float(v) for v in y])
+
+
+def _points(label: str, x: Any, samples: Any) -> Series:
+    """Means over the last axis, with their standard errors."""
+    samples = np.asarray(samples, dtype=float)
+    mean = samples.mean(-1)
+    error = samples.std(-1, ddof=1) / np.sqrt(samples.shape[-1])
+    return Series(label, "simulation", [float(v) for v in x], mean.tolist(), error.tolist())
+
+
+def _variance_points(label: str, x: Any, draws: list[Any]) -> Series:
+    """The variance of each set of draws, whose mean is known to be zero."""
+    squares = [np.asarray(d, dtype=float).ravel() ** 2 for d in draws]
+    return Series(
+        label,
+        "simulation",
+        [float(v) for v in x],
+        [float(s.mean()) for s in squares],
+        [float(s.std(ddof=1) / np.sqrt(len(s))) for s in squares],
+    )
+
+
+@_figure
+def shell(seed: int) -> Picture:
+    """Theorem 1: the last iterate on its shell, the average within."""
+    model = Quadratic(Spectrum([1.0], counts=[1000]), noise=1.0, start=1.0)
+    rate, steps = 0.1, 3000
+    at = np.unique(np.geomspace(1, steps, 40).astype(int))
+    run = simulate(model, Phase(steps, rate), replicas=8, record=at.tolist(), seed=seed)
+    shown = at[::4]
+    tail = [
+        simulate(model, Phase(int(n), rate), replicas=8, first=max(1, n // 2), seed=seed + 1)
+        for n in shown
+    ]
+    names: dict[str, Callable[[int], Moments]] = {
+        "last iterate": lambda n: predict.last_iterate(model, Phase(n, rate)),
+        "average of all": lambda n: predict.average(model, Phase(n, rate)),
+        "average of the second half": lambda n: predict.average(
+            model, Phase(n, rate), first=max(1, n // 2)
+        ),
+    }
+    series = [
+        _line(name, at, [point(int(n)).distance for n in at]) for name, point in names.items()
+    ]
+    every = np.searchsorted(at, shown)
+    series += [
+        _points("last iterate", shown, np.sqrt(run.squared_distance["last"][every])),
+        _points("average of all", shown, np.sqrt(run.squared_distance["average"][every])),
+        _points(
+            "average of the second half",
+            shown,
+            [np.linalg.norm(t.average, axis=1) for t in tail],  # type: ignore[arg-type]
+        ),
+    ]
+    return Picture(
+        "The last iterate stays on a shell, the average comes in",
+        "Distance to the minimum in 1,000 directions (λ = 1, α = 0.1, σ²/B = 1). The last iterate forgets its "
+        "start fast, and then stays where its noise keeps it: nearly always at the same distance. The average "
+        "forgets its start slowly, but its noise dies out; the average of the second half has both.",
+        "steps",
+        "expected distance to the minimum",
+        series,
+    )
+
+
+@_figure
+def dimension(seed: int) -> Picture:
+    """What averaging gains grows with the number of parameters."""
+    rate, steps, first = 0.1, 400, 200
+    sizes = np.unique(np.geomspace(1, 10_000, 9).astype(int))
+    lines: dict[str, list[float]] = {"last iterate": [], "average": []}
+    points: dict[str, list[Any]] = {"last iterate": [], "average": []}
+    for size in sizes:
+        model = Quadratic(Spectrum([1.0], counts=[size]), noise=1.0, start=1.0)
+        run = Phase(steps, rate)
+        lines["last iterate"].append(predict.last_iterate(model, run).loss)
+        lines["average"].append(predict.average(model, run, first).loss)
+        replicas = max(20, 2000 // size)
+        done = simulate(model, run, replicas=replicas, first=first, record=[steps], seed=seed)
+        points["last iterate"].append(done.loss["last"][0])
+        points["average"].append(done.loss["average"][0])
+    series = [_line(name, sizes, values) for name, values in lines.items()]
+    for name, samples in points.items():
+        each = [_points(name, [size], [s]) for size, s in zip(sizes, samples)]
+        series.append(
+            Series(
+                name,
+                "simulation",
+                [s.x[0] for s in each],
+                [s.y[0] for s in each],
+                [s.error[0] for s in each],
+            )
+        )
+    return Picture(
+        "The more parameters, the more there is to gain",
+        "Expected loss above the best (λ = 1, α = 0.1, 400 steps, averaged from step 200 on). Noise costs the last "
+        "iterate in proportion to P, and averaging takes most of that away, in proportion too.",
+        "parameters P",
+        "expected excess loss",
+        series,
+    )
+
+
+@_figure
+def dependence(seed: int) -> Picture:
+    """Theorem 2: averaging works as far as iterates are apart."""
+    size, rate, steps, lam = 200, 0.2, 150, 1.0
+    lengths = np.geomspace(0.5, 200, 9)
+    model = Quadratic(Spectrum([lam], counts=[size]), noise=1.0, start=0.0)
+    fine = np.geomspace(0.5, 200, 40)
+    predicted = [
+        dependent(model, Phase(steps, rate), Absolute(1.0, float(ell))).average.variance[0]
+        for ell in fine
+    ]
+    draws = []
+    for j, ell in enumerate(lengths):
+        run = simulate_dependent(
+            model,
+            Phase(steps, rate),
+            lambda r, ell=ell, j=j: FourierNoise(  # type: ignore[misc]
+                Absolute(1.0, float(ell)), size, features=4000, seed=seed + 1000 * j + r
+            ),
+            replicas=12,
+        )
+        draws.append((run.average**2).mean(1))  # type: ignore[operator]
+    independent = float(predict.average(model, Phase(steps, rate)).variance[0])
+    fixed = float(np.sum((1 - (1 - rate * lam) ** (steps - np.arange(steps))) / (lam * steps)) ** 2)
+    return Picture(
+        "Noise that depends on the place averages out only between places that are far apart",
+        "Variance of the average in each direction when the noise is the gradient of one random function with "
+        "length scale ℓ (P = 200, α = 0.2, 150 steps; random Fourier features). Where ℓ is small beside the "
+        "distance of iterates it is as with independent noise; where it is large all steps see the same noise. "
+        "The prediction is to leading order in 1/P; the features let the noise answer a twentieth too little.",
+        "length scale ℓ of the noise",
+        "variance of the average, each direction",
+        [
+            _line("dependent noise", fine, predicted),
+            _points("dependent noise", lengths, draws),
+            _line("independent noise", fine, np.full_like(fine, independent)),
+            _line("the same noise at every step", fine, np.full_like(fine, fixed)),
+        ],
+    )
+
+
+@_figure
+def stride(seed: int) -> Picture:
+    """The stride corollary, exactly: what sampling less often costs."""
+    steps, noise = 4000, 1.0
+    strides = np.array([1, 2, 4, 8, 16, 32, 64, 128])
+    series = []
+    for rate in (0.01, 0.1, 0.5):
+        base = float(predict.average_variance(rate, 1.0, noise, steps))
+        exact = [float(predict.average_variance(rate, 1.0, noise, steps, int(k))) for k in strides]
+        label = f"αλ = {rate:g}"
+        series.append(_line(label, strides, np.array(exact) / base))
+        model = Quadratic(Spectrum([1.0], counts=[500]), noise=noise, start=0.0)
+        draws = [
+            simulate(
+                model,
+                Phase(steps, rate),
+                replicas=4,
+                first=int(k),
+                every=int(k),
+                seed=seed + int(k),
+            ).average
+            for k in strides[1::2]
+        ]
+        points = _variance_points(label, strides[1::2], draws)
+        series.append(
+            Series(
+                label,
+                points.kind,
+                points.x,
+                [y / base for y in points.y],
+                [e / base for e in points.error],
+            )
+        )
+    series.append(_line("the paper's factor κ", strides, strides, kind="printed"))
+    return Picture(
+        "A stride costs little as long as the iterates between samples are alike",
+        "Variance of the average of every κ-th iterate, over that of all, 4,000 steps. The paper's factor κ is what "
+        "independent iterates would give; they are not, and for a stride of 1/αλ next to nothing is lost.",
+        "stride κ",
+        "variance, relative to κ = 1",
+        series,
+    )
+
+
+@_figure
+def ema(seed: int) -> Picture:
+    """The EMA against the average."""
+    rate, lam, steps = 0.05, 2.0, 3000
+    decays = np.array([0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995])
+    window = 1 / (1 - decays)
+    fine = 1 - np.geomspace(0.5, 0.005, 60)
+    model = Quadratic(Spectrum([lam], counts=[500]), noise=1.0, start=0.0)
+    draws = [
+        simulate(model, Phase(steps, rate), replicas=4, decay=float(d), seed=seed + i).ema
+        for i, d in enumerate(decays)
+    ]
+    printed = [ERRATA["ema"].printed(rate, lam, 1.0, d) for d in fine]
+    mean = float(predict.average(model, Phase(steps, rate)).variance[0])
+    last = float(predict.last_iterate(model, Phase(steps, rate)).variance[0])
+    return Picture(
+        "An EMA keeps the noise of its window",
+        "Variance of the exponential moving average in each direction, settled (λ = 2, α = 0.05, σ²/B = 1), against "
+        "its window 1/(1 − ρ). Longer windows help, and none goes on to gain as the plain average does.",
+        "window 1/(1 − ρ), steps",
+        "variance, each direction",
+        [
+            _line("EMA", 1 / (1 - fine), predict.ema_variance(rate, lam, 1.0, fine)),  # type: ignore[arg-type]
+            _variance_points("EMA", window, draws),
+            _line("last iterate", 1 / (1 - fine), np.full_like(fine, last)),
+            _line("average of 3,000 steps", 1 / (1 - fine), np.full_like(fine, mean)),
+            _line("EMA, as printed", 1 / (1 - fine), printed, kind="printed"),
+        ],
+    )
+
+
+@_figure
+def preconditioning(seed: int) -> Picture:
+    """Theorem 4: where weight decay and preconditioning let the iterate settle."""
+    spectrum = power_law(500, exponent=1.0)
+    # A step of either takes the same off the steepest direction.
+    methods: dict[str, tuple[dict[str, Any], float]] = {
+        "SGD": ({}, 0.5),
+        "adaptive": ({"preconditioner": spectrum.eigenvalues + 1e-3}, 0.5),
+    }
+    decays = np.array([1e-4, 1e-3, 1e-2, 1e-1])
+    fine = np.geomspace(1e-4, 1e-1, 25)
+    steps, first = 2000, 1000
+    series = []
+    for name, (kwargs, rate) in methods.items():
+
+        def model(gamma: float, kwargs: dict[str, Any] = kwargs) -> Quadratic:
+            return Quadratic(
+                spectrum, noise=1e-3, start=0.0, minimum=1.0, weight_decay=float(gamma), **kwargs
+            )
+
+        run = Phase(steps, rate)
+        series += [
+            _line(
+                f"{name}, last iterate",
+                fine,
+                [predict.last_iterate(model(g), run).loss for g in fine],
+            ),
+            _line(
+                f"{name}, average", fine, [predict.average(model(g), run, first).loss for g in fine]
+            ),
+        ]
+        done = [
+            simulate(model(g), run, replicas=6, first=first, record=[steps], seed=seed)
+            for g in decays
+        ]
+        series += [
+            _points(f"{name}, last iterate", decays, [d.loss["last"][0] for d in done]),
+            _points(f"{name}, average", decays, [d.loss["average"][0] for d in done]),
+        ]
+    return Picture(
+        "Adaptive steps reach the flat directions, and averaging pays for their noise",
+        "Expected loss above the best on 500 directions with λ = 1/i, after 2,000 steps from w = 0 towards w* = 1, "
+        "against decoupled weight decay γ. The adaptive method divides gradients, noise included, by the "
+        "curvature. Decay moves the settling point, to λw*/(γ(λ + ε) + λ); averaging moves it not.",
+        "weight decay γ",
+        "expected excess loss",
+        series,
+    )
+
+
+@_figure
+def batch_growth(seed: int) -> Picture:
+    """Rate drops and batch growth against averaging."""
+    model = Quadratic(power_law(500, exponent=0.5), noise=1.0, start=1.0)
+    rate, steps, half = 0.5, 2000, 1000
+    plans = {
+        "constant rate": lambda n: [Phase(n, rate)],
+        "rate / 10 from the half on": lambda n: [
+            Phase(min(n, half), rate),
+            Phase(max(n - half, 0), rate / 10),
+        ],
+        "batch × 10 from the half on": lambda n: [
+            Phase(min(n, half), rate),
+            Phase(max(n - half, 0), rate, 10.0),
+        ],
+    }
+    at = np.unique(
+        np.concatenate([np.geomspace(1, half, 25), np.geomspace(1, half, 25) + half]).astype(int)
+    )
+    shown = at[3::5].tolist()
+    series = []
+    runs: dict[str, Run] = {}
+    for i, (name, phases) in enumerate(plans.items()):
+        series.append(
+            _line(name, at, [predict.last_iterate(model, phases(int(n))).loss for n in at])
+        )
+        runs[name] = simulate(
+            model, phases(steps), replicas=6, first=half, record=shown, seed=seed + i
+        )
+        series.append(_points(name, shown, runs[name].loss["last"]))
+    later = at[at >= half]
+    averaged = [predict.average(model, Phase(int(n), rate), first=half).loss for n in later]
+    series.append(_line("average from the half on", later, averaged))
+    kept = [i for i, n in enumerate(shown) if n >= half]
+    loss = runs["constant rate"].loss["average"][kept]
+    series.append(_points("average from the half on", [shown[i] for i in kept], loss))
+    return Picture(
+        "Drops of the rate and larger batches lower the noise once, averaging goes on",
+        "Expected loss above the best on 500 directions with λ = 1/√i (α = 0.5, σ²/B = 1). A tenth of the rate or ten "
+        "times the batch leaves a tenth of the noise, at a tenth of the pace or ten times the price a step; the "
+        "average has passed both before long.",
+        "steps",
+        "expected excess loss",
+        series,
+        log_x=False,
+    )

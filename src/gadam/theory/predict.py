@@ -1,0 +1,480 @@
+"""What SGD's last iterate, its average, its strided average and its EMA do on a noisy quadratic.
+
+The true loss is L(w) = ½ Σ λ (w − w*)², in the Hessian's eigenbasis; a gradient is seen with independent noise
+of variance s² = σ²/B in each direction. One step of a (preconditioned, decaying) method is then, direction by
+direction,
+
+    w ← q·w + (1 − q)·w° − α·h·ε,     q = 1 − α(γ + λh),   w° = λh·w*/(γ + λh),
+
+with h = 1 for SGD and h = 1/(λ̃ + ε) for an adaptive method. Everything here is exact at any number of steps:
+iterate and running sum together are a linear Gaussian process, and stretches of such a process are composed,
+by doubling, without a loop over steps. The closed forms of the paper (mended) and their leading orders stand
+below; they agree with it and explain it, but lose their digits where n·α·λ is small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import integrate, special
+
+from gadam.theory.spectrum import Array, Spectrum
+
+__all__ = [
+    "Moments",
+    "Phase",
+    "Quadratic",
+    "average",
+    "average_variance",
+    "best_rate",
+    "covariance_with_later",
+    "distance_squared",
+    "ema",
+    "ema_variance",
+    "far_apart",
+    "last_iterate",
+    "last_variance",
+    "log_ball_probability",
+    "regret_bound",
+]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Some steps at one learning rate and batch size."""
+
+    steps: int
+    rate: float
+    batch_size: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.steps < 0 or self.rate < 0 or self.batch_size <= 0:
+            raise ValueError(
+                f"steps and rate must not be negative, the batch size positive: {self}"
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class Quadratic:
+    """A noisy quadratic, and the method that descends it.
+
+    Args:
+        spectrum: λ
+        noise: σ², the variance of one example's gradient in each direction
+        start: w_0, in each direction of the eigenbasis (or one number for all)
+        minimum: w*, likewise
+        weight_decay: γ, decoupled
+        preconditioner: λ̃ + ε, by which an adaptive method divides gradients; SGD if None
+
+    Example:
+        >>> model = Quadratic(Spectrum([2.0], counts=[1000]), noise=1.0, start=1.0)
+        >>> run = [Phase(steps=4000, rate=0.05)]
+        >>> round(last_iterate(model, run).loss, 3), round(average(model, run).loss, 3)
+        (13.158, 0.067)
+    """
+
+    spectrum: Spectrum
+    noise: float = 1.0
+    start: ArrayLike = 1.0
+    minimum: ArrayLike = 0.0
+    weight_decay: float = 0.0
+    preconditioner: ArrayLike | None = None
+
+    def __post_init__(self) -> None:
+        shape = self.spectrum.eigenvalues.shape
+        for name in ("start", "minimum"):
+            value = np.broadcast_to(np.asarray(getattr(self, name), dtype=float), shape)
+            object.__setattr__(self, name, value)
+        if self.preconditioner is not None:
+            value = np.broadcast_to(np.asarray(self.preconditioner, dtype=float), shape)
+            if (value <= 0).any():
+                raise ValueError("the preconditioner must be positive")
+            object.__setattr__(self, "preconditioner", value)
+        if self.noise < 0 or self.weight_decay < 0:
+            raise ValueError("noise and weight_decay must not be negative")
+
+    @property
+    def gain(self) -> Array:
+        """h, by which gradients are multiplied."""
+        if self.preconditioner is None:
+            return np.ones_like(self.spectrum.eigenvalues)
+        return 1 / np.asarray(self.preconditioner)
+
+    @property
+    def contraction(self) -> Array:
+        """γ + λh: the rate times this is what a step takes off the distance to the settling point."""
+        return self.weight_decay + self.spectrum.eigenvalues * self.gain
+
+    @property
+    def settling_point(self) -> Array:
+        """w°, where the iterate's mean ends."""
+        pull = self.contraction
+        at = self.spectrum.eigenvalues * self.gain * np.asarray(self.minimum)
+        return np.divide(at, pull, out=np.array(self.start, dtype=float), where=pull > 0)
+
+    def stable_below(self) -> float:
+        """The learning rate from which on the iterate diverges."""
+        return float(2 / self.contraction.max()) if self.contraction.max() > 0 else np.inf
+
+
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """A point's distribution: Gaussian, and independent between directions.
+
+    Args:
+        model: whose
+        mean: in each direction
+        variance: likewise
+    """
+
+    model: Quadratic
+    mean: Array
+    variance: Array
+
+    @property
+    def _counts(self) -> Array:
+        return self.model.spectrum.counts
+
+    @property
+    def bias(self) -> Array:
+        """The mean's distance to w*, in each direction."""
+        return self.mean - np.asarray(self.model.minimum)
+
+    @property
+    def squared_distance(self) -> float:
+        """E‖w − w*‖²."""
+        return float(self._counts @ (self.bias**2 + self.variance))
+
+    @property
+    def loss(self) -> float:
+        """E L(w)."""
+        return float(
+            0.5 * (self._counts * self.model.spectrum.eigenvalues) @ (self.bias**2 + self.variance)
+        )
+
+    @property
+    def loss_deviation(self) -> float:
+        """The standard deviation of L(w)."""
+        lam, b, v = self.model.spectrum.eigenvalues, self.bias, self.variance
+        return float(np.sqrt(self._counts @ (lam**2 * (v**2 / 2 + b**2 * v))))
+
+    @property
+    def squared_distance_deviation(self) -> float:
+        """The standard deviation of ‖w − w*‖²."""
+        return float(
+            np.sqrt(self._counts @ (2 * self.variance**2 + 4 * self.bias**2 * self.variance))
+        )
+
+    @property
+    def trace(self) -> float:
+        """Tr Cov(w)."""
+        return float(self._counts @ self.variance)
+
+    @cached_property
+    def distance(self) -> float:
+        """E‖w − w*‖, from the Laplace transform of its square: E√X = ∫ (1 − E e^−tX) t^−3/2 dt / 2√π."""
+        scale = self.squared_distance
+        if scale == 0:
+            return 0.0
+        b2, v, n = self.bias**2 / scale, self.variance / scale, self._counts
+
+        def integrand(u: float) -> float:  # with t = e^u
+            t = np.exp(u)
+            exponent = -n @ (np.log1p(2 * t * v) / 2 + t * b2 / (1 + 2 * t * v))
+            return float(-np.expm1(exponent) * np.exp(-u / 2))
+
+        value, _ = integrate.quad(integrand, -60, 60, points=[0.0], limit=400)
+        return float(np.sqrt(scale) * value / (2 * np.sqrt(np.pi)))
+
+    def tail_bound(self, t: float) -> float:
+        """Theorem 1: a bound on the probability of |‖w − w*‖ − E‖w − w*‖| ≥ t.
+
+        ‖·‖ has slope one, so Gaussian concentration gives 2·exp(−t²/2v), v the largest variance: the
+        constant that the theorem leaves open, and a bound that does not grow with P.
+        """
+        largest = float(self.variance.max())
+        return 0.0 if largest == 0 else float(min(1.0, 2 * np.exp(-(t**2) / (2 * largest))))
+
+
+# ------------------------------------------------------------------------------------- the machinery
+
+
+class _Stretch(NamedTuple):
+    """Some steps of iterate w and running sum S: w' = q·w + d + …, S' = r·S + a·w + e + ….
+
+    The noise of (w', S') has the variances v and u and the covariance c.
+    """
+
+    q: Array
+    d: Array
+    a: Array
+    r: Array
+    e: Array
+    v: Array
+    c: Array
+    u: Array
+
+
+def _then(one: _Stretch, two: _Stretch) -> _Stretch:
+    """One after the other. For 0 < q nothing is ever subtracted: no digits are lost."""
+    return _Stretch(
+        q=two.q * one.q,
+        d=two.q * one.d + two.d,
+        a=two.r * one.a + two.a * one.q,
+        r=two.r * one.r,
+        e=two.r * one.e + two.a * one.d + two.e,
+        v=two.q**2 * one.v + two.v,
+        c=two.q * (two.r * one.c + two.a * one.v) + two.c,
+        u=two.r**2 * one.u + 2 * two.r * two.a * one.c + two.a**2 * one.v + two.u,
+    )
+
+
+def _times(stretch: _Stretch, number: int) -> _Stretch:
+    """So many of them in a row, by doubling."""
+    result = _nothing(stretch.q)
+    while number:
+        if number % 2:
+            result = _then(result, stretch)
+        stretch = _then(stretch, stretch)
+        number //= 2
+    return result
+
+
+def _nothing(like: Array) -> _Stretch:
+    zero, one = np.zeros_like(like), np.ones_like(like)
+    return _Stretch(one, zero, zero, one, zero, zero, zero, zero)
+
+
+def _step(model: Quadratic, phase: Phase) -> _Stretch:
+    q = 1 - phase.rate * model.contraction
+    noise = (phase.rate * model.gain) ** 2 * model.noise / phase.batch_size
+    drift = phase.rate * model.contraction * model.settling_point
+    return _nothing(q)._replace(q=q, d=drift, v=noise)
+
+
+def _whole_run(
+    model: Quadratic, phases: Sequence[Phase], sample: _Stretch, first: int, every: int
+) -> tuple[_Stretch, int]:
+    """All phases, with a sample after the steps first, first + every, …; and how many there were."""
+    run, time, count = _nothing(model.contraction), 0, 0
+    for phase in phases:
+        step, left = _step(model, phase), phase.steps
+        while left > 0:
+            ahead = first - time if time < first else every - (time - first) % every
+            if ahead > left:
+                run, time, left = _then(run, _times(step, left)), time + left, 0
+                continue
+            more = (left - ahead) // every
+            run = _then(_then(run, _times(step, ahead)), sample)
+            run = _then(run, _times(_then(_times(step, every), sample), more))
+            used = ahead + more * every
+            time, left, count = time + used, left - used, count + 1 + more
+    return run, count
+
+
+def _phases(phases: Sequence[Phase] | Phase) -> list[Phase]:
+    found = [phases] if isinstance(phases, Phase) else list(phases)
+    if not found:
+        raise ValueError("there must be at least one phase")
+    return found
+
+
+# -------------------------------------------------------------------------------- the points' moments
+
+
+def last_iterate(model: Quadratic, phases: Sequence[Phase] | Phase) -> Moments:
+    """The last iterate after all phases (rate drops and batch growth are phases)."""
+    run, _ = _whole_run(model, _phases(phases), _nothing(model.contraction), 1 << 62, 1)
+    return Moments(model, run.q * np.asarray(model.start) + run.d, run.v)
+
+
+def average(
+    model: Quadratic, phases: Sequence[Phase] | Phase, first: int = 1, every: int = 1
+) -> Moments:
+    """The mean of the iterates after steps first, first + every, … (tail averaging, with a stride).
+
+    Args:
+        model: the quadratic
+        phases: the steps
+        first: T_avg
+        every: κ
+    """
+    if first < 1 or every < 1:
+        raise ValueError(f"first and every must be at least 1, not {first} and {every}")
+    one = np.ones_like(model.contraction)
+    sample = _nothing(one)._replace(a=one)
+    run, count = _whole_run(model, _phases(phases), sample, first, every)
+    if not count:
+        raise ValueError(f"no step is sampled: the run ends before step {first}")
+    mean = (run.a * np.asarray(model.start) + run.e) / count
+    return Moments(model, mean, run.u / count**2)
+
+
+def ema(
+    model: Quadratic, phases: Sequence[Phase] | Phase, decay: float, first: int = 1, every: int = 1
+) -> Moments:
+    """The exponential moving average, debiased: sample i of n weighs ρ^(n−i), over their sum.
+
+    Args:
+        model: the quadratic
+        phases: the steps
+        decay: ρ, per sample
+        first: the first step that is sampled
+        every: κ
+    """
+    if not 0 < decay < 1:
+        raise ValueError(f"decay must lie in (0, 1), not {decay}")
+    one = np.ones_like(model.contraction)
+    sample = _nothing(one)._replace(a=(1 - decay) * one, r=decay * one)
+    run, count = _whole_run(model, _phases(phases), sample, first, every)
+    if not count:
+        raise ValueError(f"no step is sampled: the run ends before step {first}")
+    weight = -np.expm1(count * np.log(decay))
+    mean = (run.a * np.asarray(model.start) + run.e) / weight
+    return Moments(model, mean, run.u / weight**2)
+
+
+def covariance_with_later(
+    model: Quadratic, phases: Sequence[Phase] | Phase, steps: int, rate: float
+) -> Array:
+    """Cov(w_n, w_n+steps) in each direction, when the run goes on at this rate."""
+    q = 1 - rate * model.contraction
+    return last_iterate(model, phases).variance * q**steps
+
+
+def distance_squared(model: Quadratic, phase: Phase, steps: int | Array) -> Array:
+    """E‖w_n − w_n+k‖² of iterates k steps apart, the first of them at the end of the phase.
+
+    Args:
+        model: the quadratic
+        phase: leads to the first; the run goes on like it
+        steps: k, one or several
+    """
+    here = last_iterate(model, phase)
+    q = 1 - phase.rate * model.contraction
+    k = np.asarray(steps)[..., None]
+    gone = 1 - q**k
+    from_settled = here.mean - model.settling_point
+    noise = (phase.rate * model.gain) ** 2 * model.noise / phase.batch_size
+    with np.errstate(divide="ignore", invalid="ignore"):
+        new = np.where(np.abs(q) == 1, k * noise, noise * (1 - q ** (2 * k)) / (1 - q**2))
+    squares = gone**2 * (from_settled**2 + here.variance) + new
+    return squares @ model.spectrum.counts
+
+
+# --------------------------------------------------------- the paper's closed forms, mended, and beside
+
+
+def last_variance(
+    rate: float, eigenvalue: ArrayLike, noise: float, steps: int | None = None
+) -> Array:
+    """Of the last iterate: αs²(1 − q²ⁿ)/(λ(2 − αλ)); as n → ∞ without the bracket.
+
+    (The proof of Theorem 1 ends with α/(2λ(1 − αλ)), which is another number.)
+    """
+    lam = np.asarray(eigenvalue, dtype=float)
+    settled = rate * noise / (lam * (2 - rate * lam))
+    return settled if steps is None else settled * (1 - (1 - rate * lam) ** (2 * steps))
+
+
+def average_variance(
+    rate: float,
+    eigenvalue: ArrayLike,
+    noise: float,
+    steps: int,
+    every: int = 1,
+    *,
+    leading: bool = False,
+) -> Array:
+    """Of the mean of w_κ, w_2κ, … up to w_n, from a fixed w_0.
+
+    Exactly, with m = ⌊n/κ⌋ and Q = q^κ,
+    s²α²(1 − q^2κ)/(1 − q²)/(m²(1 − Q)²) · (m − 2Q(1 − Q^m)/(1 − Q) + Q²(1 − Q^2m)/(1 − Q²)).
+    To leading order s²/(nλ²) for κ = 1. (The main text prints ⟨1/λ⟩ for ⟨1/λ²⟩, the corollary averages
+    w_1, w_2, … for w_κ, w_2κ, ….)
+
+    Args:
+        rate: α
+        eigenvalue: λ
+        noise: s² = σ²/B
+        steps: n
+        every: κ
+        leading: to leading order in n
+    """
+    lam = np.asarray(eigenvalue, dtype=float)
+    q = 1 - rate * lam
+    big, m = q**every, steps // every
+    unit = noise * rate**2 * (1 - q ** (2 * every)) / (1 - q**2) / (1 - big) ** 2
+    if leading:
+        return unit * every / steps
+    bracket = m - 2 * big * (1 - big**m) / (1 - big) + big**2 * (1 - big ** (2 * m)) / (1 - big**2)
+    return unit * bracket / m**2
+
+
+def ema_variance(rate: float, eigenvalue: ArrayLike, noise: float, decay: float) -> Array:
+    """Of the EMA, settled: V·(1 − ρ)/(1 + ρ)·(1 + ρq)/(1 − ρq), V the iterate's.
+
+    (The paper prints (1 − ρ)/(1 + ρ)·αs²/λ: it takes iterates for independent, and loses 1/(2 − αλ).)
+    """
+    q = 1 - rate * np.asarray(eigenvalue, dtype=float)
+    iterates = last_variance(rate, eigenvalue, noise)
+    return iterates * (1 - decay) / (1 + decay) * (1 + decay * q) / (1 - decay * q)
+
+
+# ------------------------------------------------------------------- distances, and convergence bounds
+
+
+def log_ball_probability(
+    dimension: ArrayLike, points: ArrayLike, radius: ArrayLike, deviation: float
+) -> Array:
+    """The logarithm of a bound on the probability that N(0, σ²I) falls within a radius of any of n points.
+
+    Lemma: it is at most the regularised incomplete gamma function r(a; x), a = P/2, x = n^(2/P) δ²/2σ². In
+    high dimension that underflows, so its logarithm is computed by Kummer's positive series,
+    r = x^a e^−x/Γ(a + 1) · ₁F₁(1; a + 1; x). (The paper's asymptotic form needs x ≪ a, not a ≪ x, and its
+    exponent has −a for +a.)
+
+    Args:
+        dimension: P
+        points: n
+        radius: δ
+        deviation: σ
+    """
+    a = np.asarray(dimension, dtype=float) / 2
+    x = np.exp(np.log(points) / a) * np.asarray(radius, dtype=float) ** 2 / (2 * deviation**2)
+    x, a = np.broadcast_arrays(x, a)
+    small = x < a + 1
+    with np.errstate(all="ignore"):
+        below = a * np.log(x) - x - special.gammaln(a + 1)
+        below = below + np.log(special.hyp1f1(1.0, a + 1, np.where(small, x, 0.0)))
+        above = np.log(special.gammainc(a, x))
+    return np.where(small, below, above)
+
+
+def far_apart(dimension: int, points: int, distance: float, deviation: float) -> float:
+    """At least this probable: that n draws from N(0, σ²I) around wherever are all this far apart."""
+    earlier = np.arange(1, points)
+    log_each = log_ball_probability(dimension, earlier, distance, deviation)
+    return float(max(0.0, 1 - np.exp(special.logsumexp(log_each)))) if points > 1 else 1.0
+
+
+def regret_bound(squared_distance: float, rate: float, steps: int, noise: float) -> float:
+    """‖w_0 − w*‖²/(2αT) + ασ²: the average's loss is at most this above the best, for a convex loss.
+
+    Args:
+        squared_distance: ‖w_0 − w*‖²
+        rate: α, at most 1/β
+        steps: T
+        noise: σ², of the whole gradient: its trace
+    """
+    return squared_distance / (2 * rate * steps) + rate * noise
+
+
+def best_rate(smoothness: float, deviation: float, steps: int, distance: float) -> float:
+    """(β + σ√T/D)⁻¹, the rate that makes the regret bound βD²/T + σD/√T, up to constants."""
+    return 1 / (smoothness + deviation * np.sqrt(steps) / distance)

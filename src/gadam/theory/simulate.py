@@ -1,0 +1,259 @@
+"""Simulators: what the predictions are about, step by step.
+
+With independent noise the directions of the eigenbasis know nothing of each other. They are simulated in
+blocks that stay in the processor's cache, each with a stream of random numbers of its own, on all cores: the
+result does not depend on how many there are, and a million directions need no more memory than their ends.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gadam.theory.noise import Noise
+from gadam.theory.predict import Phase, Quadratic, _phases
+from gadam.theory.spectrum import Array
+
+__all__ = ["Run", "simulate", "simulate_dependent"]
+
+BLOCK = 1 << 15  # values: with noise, sum and average half a megabyte
+POINTS = ("last", "average", "ema")
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """What came out of a simulation.
+
+    Attributes:
+        last: The last iterate, (replicas, P).
+        average: The mean of the samples, likewise; None if there was none.
+        ema: The debiased exponential moving average, likewise.
+        steps: At which the following were recorded.
+        squared_distance: ‖w − w*‖² of each point by name, (recorded steps, replicas); NaN before its
+            first sample.
+        loss: L(w), likewise.
+    """
+
+    last: Array
+    average: Array | None
+    ema: Array | None
+    steps: tuple[int, ...]
+    squared_distance: dict[str, Array]
+    loss: dict[str, Array]
+
+
+@dataclass(frozen=True)
+class _Sampling:
+    first: int
+    every: int
+    decay: float | None
+    record: tuple[int, ...]
+
+    def due(self, step: int) -> bool:
+        return step >= self.first and (step - self.first) % self.every == 0
+
+
+def simulate(
+    model: Quadratic,
+    phases: Sequence[Phase] | Phase,
+    *,
+    replicas: int = 1,
+    first: int = 1,
+    every: int = 1,
+    decay: float | None = None,
+    record: Sequence[int] = (),
+    seed: int = 0,
+    dtype: type = np.float64,
+    threads: int | None = None,
+) -> Run:
+    """Descend the quadratic with independent Gaussian noise.
+
+    Args:
+        model: the quadratic and the method; its counts must be whole numbers
+        phases: the steps
+        replicas: independent runs
+        first: T_avg, the first step after which the iterate is sampled
+        every: κ, steps from sample to sample
+        decay: ρ of an EMA of the same samples, if wanted
+        record: steps after which distances and losses are noted
+        seed: of the noise
+        dtype: float32 for speed
+        threads: one for each core if not said
+
+    Example:
+        >>> from gadam.theory.spectrum import Spectrum
+        >>> model = Quadratic(Spectrum([1.0], counts=[50]), noise=1.0)
+        >>> run = simulate(model, Phase(200, rate=0.1), replicas=3, first=100)
+        >>> run.average.shape, bool((run.average**2).sum() < (run.last**2).sum())
+        ((3, 50), True)
+    """
+    plan = _Sampling(first, every, decay, tuple(sorted(set(record))))
+    whole = _phases(phases)
+    counts = np.round(model.spectrum.counts).astype(int)
+    model.spectrum.expanded()  # refuses counts that are not whole
+    direction = np.repeat(np.arange(len(counts)), counts)
+    width = max(1, BLOCK // replicas)
+    blocks = [direction[i : i + width] for i in range(0, len(direction), width)]
+    streams = np.random.SeedSequence(seed).spawn(len(blocks))
+
+    def one(block: int) -> _Block:
+        random = np.random.Generator(np.random.SFC64(streams[block]))
+        noise: Array = np.empty((replicas, len(blocks[block])), dtype=dtype)
+
+        def draw(w: Array) -> Array:
+            return random.standard_normal(out=noise, dtype=dtype)
+
+        return _descend(model, whole, blocks[block], draw, plan, replicas, dtype)
+
+    workers = threads or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+    with ThreadPoolExecutor(workers) as pool:
+        return _joined(list(pool.map(one, range(len(blocks)))), plan)
+
+
+def simulate_dependent(
+    model: Quadratic,
+    phases: Sequence[Phase] | Phase,
+    draw: Callable[[int], Noise],
+    *,
+    replicas: int = 1,
+    first: int = 1,
+    every: int = 1,
+    decay: float | None = None,
+    record: Sequence[int] = (),
+    dtype: type = np.float64,
+) -> Run:
+    """Descend the quadratic plus one draw of a Gaussian process: the noise depends on the point alone.
+
+    The kernel says how strong the noise is: the model's own σ², and batch sizes, are not used.
+
+    Args:
+        model: the quadratic and the method
+        phases: the steps
+        draw: gives the noise of replica 0, 1, …, see :mod:`gadam.theory.noise`
+        replicas: independent draws
+        first: see :func:`simulate`
+        every: likewise
+        decay: likewise
+        record: likewise
+        dtype: likewise
+    """
+    plan = _Sampling(first, every, decay, tuple(sorted(set(record))))
+    counts = np.round(model.spectrum.counts).astype(int)
+    model.spectrum.expanded()
+    direction = np.repeat(np.arange(len(counts)), counts)
+    runs = []
+    for replica in range(replicas):
+        noise = draw(replica)
+
+        def at(w: Array, noise: Noise = noise) -> Array:
+            return noise(w[0])[None]
+
+        runs.append(_descend(model, _phases(phases), direction, at, plan, 1, dtype, own=False))
+    return _stacked([_joined([run], plan) for run in runs])
+
+
+@dataclass(frozen=True, eq=False)
+class _Block:
+    """The points of some directions, and their part of what is recorded: (points, steps, replicas)."""
+
+    points: dict[str, Array | None]
+    squares: Array
+    losses: Array
+
+
+def _descend(
+    model: Quadratic,
+    phases: list[Phase],
+    direction: Any,
+    draw: Callable[[Array], Array],
+    plan: _Sampling,
+    replicas: int,
+    dtype: type,
+    own: bool = True,
+) -> _Block:
+    """These directions, step by step. ``own``: unit noise is scaled to the model's."""
+
+    def of(values: Any) -> Array:
+        return np.broadcast_to(values, model.contraction.shape)[direction].astype(dtype)
+
+    lam, minimum = of(model.spectrum.eigenvalues), of(model.minimum)
+    w = np.tile(of(model.start), (replicas, 1))
+    total, moving = np.zeros_like(w), np.zeros_like(w)
+    scratch, count, step = np.empty_like(w), 0, 0
+    wanted = {s: i for i, s in enumerate(plan.record)}
+    squares = np.full((len(POINTS), len(wanted), replicas), np.nan)
+    losses = squares.copy()
+
+    def points() -> dict[str, Array | None]:
+        weight = 1 - (plan.decay or 0.0) ** count
+        return {
+            "last": w,
+            "average": total / count if count else None,
+            "ema": moving / weight if count and plan.decay is not None else None,
+        }
+
+    for phase in phases:
+        q = of(1 - phase.rate * model.contraction)
+        drift = of(phase.rate * model.contraction * model.settling_point)
+        moves = bool(drift.any())
+        spread = np.sqrt(model.noise / phase.batch_size) if own else 1.0
+        scale = of(phase.rate * model.gain * spread)
+        for _ in range(phase.steps):
+            np.multiply(draw(w), scale, out=scratch)
+            w *= q
+            w -= scratch
+            if moves:
+                w += drift
+            step += 1
+            if plan.due(step):
+                count += 1
+                total += w
+                if plan.decay is not None:
+                    moving *= plan.decay
+                    moving += (1 - plan.decay) * w
+            if step in wanted:
+                for i, point in enumerate(points().values()):
+                    if point is not None:
+                        away = (point - minimum).astype(float) ** 2
+                        squares[i, wanted[step]] = away.sum(1)
+                        losses[i, wanted[step]] = 0.5 * (away @ lam)
+    return _Block(points(), squares, losses)
+
+
+def _joined(blocks: list[_Block], plan: _Sampling) -> Run:
+    """All directions."""
+    squares = np.sum([block.squares for block in blocks], axis=0)
+    losses = np.sum([block.losses for block in blocks], axis=0)
+    points: dict[str, Any] = {}
+    for name in POINTS:
+        parts = [block.points[name] for block in blocks]
+        points[name] = None if parts[0] is None else np.concatenate(parts, axis=1)  # type: ignore[arg-type]
+    return Run(
+        **points,
+        steps=plan.record,
+        squared_distance=dict(zip(POINTS, squares)),
+        loss=dict(zip(POINTS, losses)),
+    )
+
+
+def _stacked(runs: list[Run]) -> Run:
+    """All replicas."""
+
+    def stack(parts: list[Any], axis: int) -> Any:
+        return None if parts[0] is None else np.concatenate(parts, axis=axis)
+
+    return Run(
+        last=stack([run.last for run in runs], 0),
+        average=stack([run.average for run in runs], 0),
+        ema=stack([run.ema for run in runs], 0),
+        steps=runs[0].steps,
+        squared_distance={
+            name: stack([run.squared_distance[name] for run in runs], 1) for name in POINTS
+        },
+        loss={name: stack([run.loss[name] for run in runs], 1) for name in POINTS},
+    )
