@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from gadam.train import download
+from gadam.train import download, text
 from gadam.train.data import DataError, load
 from gadam.train.download import fetch
 
@@ -83,6 +83,22 @@ def publish(monkeypatch: pytest.MonkeyPatch, name: str, files: dict[str, bytes])
     hashes = {file: hashlib.md5(content).hexdigest() for file, content in files.items()}
     published = replace(download._PUBLISHED[name], files=hashes)
     monkeypatch.setitem(download._PUBLISHED, name, published)
+
+
+def test_a_text_is_fetched_over_a_damaged_one(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = {f"ptb.{part}.txt": f"the {part} sat\n".encode() for part in ("train", "valid", "test")}
+    for file, content in texts.items():
+        (server.folder / file).write_bytes(content)
+    publish(monkeypatch, "ptb", texts)
+    source = replace(text._SOURCES["ptb"], counts=(4, 4, 4, 4))
+    monkeypatch.setitem(text._SOURCES, "ptb", source)
+    (tmp_path / "penn").mkdir()
+    for part in ("train", "valid", "test"):
+        (tmp_path / "penn" / f"{part}.txt").write_text("")
+    fetch("PTB-mini", tmp_path, urls=server.url, progress=False)
+    assert text.load("ptb", tmp_path).words == ("the", "train", "sat", "<eos>", "<unk>")
 
 
 def everything_in(folder: Path) -> list[Path]:
@@ -223,7 +239,7 @@ def test_an_unknown_name_is_refused(tmp_path: Path) -> None:
 
 
 def test_every_set_that_is_published_is_known_by_its_hashes() -> None:
-    assert {*download._PUBLISHED} == {"cifar10", "cifar100", "mnist", "fashion-mnist"}
+    assert {*download._PUBLISHED} == {"cifar10", "cifar100", "mnist", "fashion-mnist", "ptb"}
     hashes = [known for one in download._PUBLISHED.values() for known in one.files.values()]
     assert len({*hashes}) == 10
     assert all(len(known) == 32 and int(known, 16) for known in hashes)

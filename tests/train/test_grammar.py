@@ -80,7 +80,7 @@ def test_an_endless_grammar_is_refused():
 
 def test_no_sentence_of_the_toy_language_has_two_readings():
     language = toy()
-    drawn = sentences(language.text(6_000, seed=3))
+    drawn = sentences(language.text(6_000, seed=3)[0])
     assert max(map(len, drawn)) > 25
     for sentence in set(drawn):
         ways, _ = derivations(language, sentence)
@@ -92,7 +92,7 @@ def test_the_entropy_is_that_of_the_text():
     language = toy()
     surprise = [
         (-math.log(derivations(language, s)[1]), len(s) + 1)
-        for s in sentences(language.text(20_000, seed=4))
+        for s in sentences(language.text(20_000, seed=4)[0])
     ]
     # A ratio of means: its error is that of (surprise − entropy · length), which has mean zero.
     residuals = [a - language.entropy * b for a, b in surprise]
@@ -112,8 +112,18 @@ def test_each_word_is_of_one_kind():
     assert [word for word, count in kinds.items() if count > 1] == ["the"]
 
 
+def test_a_text_comes_with_its_own_surprise():
+    """The sum of −log p of its sentences, from all of their derivations."""
+    language = toy()
+    words, surprise = language.text(3_000, seed=5)
+    assert words[-1] == END
+    assert len(words) >= 3_000
+    expected = -math.fsum(math.log(derivations(language, s)[1]) for s in sentences(words))
+    assert surprise == pytest.approx(expected, rel=1e-9)
+
+
 def test_the_text_is_a_function_of_the_seed():
-    assert toy().text(200, seed=1) == toy().text(200, seed=1)
-    assert toy().text(200, seed=1) != toy().text(200, seed=2)
-    assert toy().text(100, seed=1) == toy().text(200, seed=1)[:100]
-    assert set(toy().text(5_000, seed=1)) <= {END, *toy().words}
+    one, again, other = (toy().text(200, seed=seed)[0] for seed in (1, 1, 2))
+    assert one == again
+    assert one != other
+    assert set(toy().text(5_000, seed=1)[0]) <= {END, *toy().words}

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gadam.train import commands, loop, lstm, optimizers, task, text
+from gadam.train import commands, experiments, loop, lstm, optimizers, summary, task, text
+from gadam.train.catalogue import Experiment
 from gadam.train.recipe import (
     Average,
     Data,
@@ -91,13 +92,23 @@ def test_it_is_the_brute_force_perplexity(columns):
 
 def test_a_task_judges_by_the_usual_protocol():
     problem = build()
-    problem.corpus.test.numpy()
-    scores = problem.evaluate(problem.model, "test")
-    surprise = task.mean_surprise(problem.model, problem.corpus.test, columns=1)
-    assert scores["loss"] == surprise
-    assert scores["perplexity"] == math.exp(surprise)
-    validation = problem.evaluate(problem.model, "validation")
-    assert validation["loss"] == task.mean_surprise(problem.model, problem.corpus.validation, 10)
+    model, test = problem.model.eval(), problem.corpus.test
+    with torch.no_grad():  # the whole text at once, from its beginning to its end
+        scores = model(test[:-1, None]).scores[:, 0]
+        surprise = float(F.cross_entropy(scores, test[1:]))
+    judged = problem.evaluate(model, "test")
+    assert judged["loss"] == pytest.approx(surprise, rel=1e-5)
+    assert judged["perplexity"] == math.exp(judged["loss"])
+    text_ = problem.corpus.validation
+    length = -(-(len(text_) - 1) // 10)
+    total = 0.0
+    with torch.no_grad():  # and ten pieces of a text, each by itself
+        for start in range(0, len(text_) - 1, length):
+            piece = text_[start : start + length + 1]
+            scores = model(piece[:-1, None]).scores[:, 0]
+            total += float(F.cross_entropy(scores, piece[1:], reduction="sum"))
+    validation = problem.evaluate(model, "validation")
+    assert validation["loss"] == pytest.approx(total / (len(text_) - 1), rel=1e-5)
     assert (problem.metric, problem.mode) == ("perplexity", "min")
 
 
@@ -120,7 +131,8 @@ def test_a_text_with_nothing_to_predict_is_refused():
     st.integers(1, 90), st.integers(1, 40), st.integers(12, 900), st.booleans(), st.integers(0, 5)
 )
 def test_an_epoch_reads_every_word_of_every_column_once(bptt, batch_size, words, vary, epoch):
-    if words < 2 * batch_size:
+    vary = vary and bptt >= 10
+    if words < 2 * batch_size or bptt >= 2 * (words // batch_size):
         return
     problem = build(
         replace(
@@ -287,7 +299,9 @@ def test_gadam_has_l2_here(name):
         ("data.label_noise=0.1", r"label_noise is of pictures"),
         ("data.validation=10", r"validation is of pictures"),
         ("language.weight_drop=1", r"weight_drop must lie in \[0, 1\)"),
-        ("language.bptt=0", r"bptt must be at least 1"),
+        ("language.bptt=5", r"bptt must be at least 10.*vary_bptt=false"),
+        ("data.augment=true", r"augment is of pictures"),
+        ("data.words=1", r"words must be at least 2"),
         ("language.slowness=-1", r"slowness must not be negative"),
         ("compile=true", r"vary_bptt=false"),
         ("language.bpt=3", r"did you mean 'language.bptt'"),
@@ -303,7 +317,8 @@ def test_settings_that_cannot_be(setting, sentence):
     [
         ({"model": "vgg16"}, "unknown language model 'vgg16'"),
         ({"batch_size": 500}, "too few to be read at batch_size=500 places"),
-        ({"data": Data("toy-language", examples=70_000)}, "has 60000 words to train on"),
+        ({"data": replace(RECIPE.data, examples=70_000)}, r"has 6\d{4} words to train on"),
+        ({"language": Language(bptt=5000)}, "far more than the 150 words at each"),
         ({"language": None}, "is a language model"),
         ({"language": None, "model": "vgg-mini"}, "toy-language is a text"),
     ],
@@ -311,6 +326,63 @@ def test_settings_that_cannot_be(setting, sentence):
 def test_what_cannot_be_trained_is_refused_before_it_is(changed, sentence):
     with pytest.raises((RecipeError, ValueError), match=sentence):
         task.check(replace(RECIPE, **changed), None)
+
+
+def test_a_stride_that_never_samples_is_refused(tmp_path):
+    with pytest.raises(RecipeError, match="takes no sample in the"):
+        loop.train(replace(RECIPE, average=Average(1, every=10_000)), tmp_path)
+
+
+def test_a_perplexity_beyond_numbers_has_diverged(tmp_path):
+    recipe = replace(RECIPE, optimizer=Optimizer("adam", 1e4), clip=None)
+    result = loop.train(recipe, tmp_path)
+    assert result["status"] == "diverged"
+    assert result["iterate"]["test"]["perplexity"] is None or result["iterate"]["test"][
+        "perplexity"
+    ] == float("inf")
+    experiment = Experiment("x", "x", {"a": recipe})
+    good = {
+        "status": "done",
+        "iterate": {"test": {"perplexity": 20.0}},
+        "average": None,
+        "seconds": {"train": 1.0},
+    }
+    stored = json.loads((tmp_path / "result.json").read_text())
+    (row,) = summary.rows(experiment, {("a", 0): good, ("a", 1): stored})
+    assert row.diverged == 1
+    assert "1 diverged" in summary.titled(row)
+
+
+def test_settings_reach_the_rows_that_they_concern():
+    mixed = experiments.get("fig-frequency").recipes
+    rows = commands._overridden(mixed, ["language.bptt=20", "data.label_noise=0.1", "epochs=25"])
+    for row, recipe in rows.items():
+        assert recipe.epochs == 25
+        if row.startswith("LSTM"):
+            assert recipe.language is not None
+            assert recipe.language.bptt == 20
+        else:
+            assert (recipe.language, recipe.data.label_noise) == (None, 0.1)
+    pictures = experiments.get("tab-cifar").recipes
+    with pytest.raises(RecipeError, match="concerns none of the rows"):
+        commands._overridden(pictures, ["language.bptt=20"])
+    with pytest.raises(RecipeError, match="learns from pictures: it has no language settings"):
+        override(next(iter(pictures.values())), ["language.bptt=20"])
+
+
+def test_published_numbers_stand_beside_their_own_task_only(tmp_path, capsys):
+    arguments = ["lm-mini", "--rows", "Adam", "--seeds", "1", "--out", str(tmp_path)]
+    arguments += ["--set", "epochs=2", "--set", "data.examples=3000", "--workers", "1"]
+    assert commands.run("reproduce", arguments) == 0
+    described = json.loads((tmp_path / "experiment.json").read_text())
+    assert described["rows"] == ["Adam"]
+    assert (described["metric"], described["published"]) == ("perplexity", {})
+    assert "--rows Adam" in described["command"]
+    page = (tmp_path / "report.html").read_text()
+    best = text.best_perplexity("toy-language")
+    assert f'"floors":{{"test":{{"perplexity":{best["test"]!r}' in page
+    assert commands.run("reproduce", ["tab-ptb", "--rows", "nothing"]) == 2
+    assert "no row with 'nothing'" in capsys.readouterr().err
 
 
 def test_a_missing_text_ends_the_command_with_a_sentence(tmp_path, capsys, monkeypatch):
@@ -329,12 +401,13 @@ def test_lm_mini_needs_no_data(tmp_path, capsys):
     arguments += ["--set", "epochs=2", "--set", "average.start=1", "--set", "data.examples=4000"]
     assert commands.run("train", arguments) == 0
     shown = capsys.readouterr().out
-    assert "perplexity: iterate" in shown
+    assert "validation perplexity: iterate" in shown
     assert "test perplexity" in shown
     result = json.loads((tmp_path / "lm-mini-0" / "result.json").read_text())
-    floor = text.best_perplexity("toy-language")
-    assert floor is not None
+    floor = text.best_perplexity("toy-language")["test"]
     assert floor < result["average"]["test"]["perplexity"] < 574
+    assert commands.run("list", ["--recipes"]) == 0
+    assert "lm-mini-gadam" in capsys.readouterr().out
 
 
 def test_a_text_of_ones_own(tmp_path):
@@ -344,5 +417,19 @@ def test_a_text_of_ones_own(tmp_path):
         (folder / f"{part}.txt").write_text("the cat sat on the mat\n" * 40)
     recipe = replace(RECIPE, data=Data(str(folder), augment=False), epochs=15, average=Average(8))
     recipe = replace(recipe, optimizer=Optimizer("adam", 0.01), language=QUIET)
-    result = loop.train(recipe, tmp_path / "run", data_dir=str(tmp_path))
+    sentences: list[str] = []
+    result = loop.train(recipe, tmp_path / "run", data_dir=str(tmp_path), notice=sentences.append)
+    assert not sentences
     assert result["average"]["test"]["perplexity"] < 2  # a text that says always the same
+
+
+def test_words_that_are_never_learnt_are_said(tmp_path):
+    folder: Path = tmp_path / "mine"
+    folder.mkdir()
+    for part, word in (("train", "mat"), ("valid", "hat"), ("test", "mat")):
+        (folder / f"{part}.txt").write_text(f"the cat sat on the {word}\n" * 40)
+    sentences: list[str] = []
+    recipe = replace(RECIPE, data=Data("mine", augment=False), epochs=1)
+    loop.train(recipe, tmp_path / "run", data_dir=str(tmp_path), notice=sentences.append)
+    assert len(sentences) == 1
+    assert "what <unk> means is never learnt" in sentences[0]

@@ -77,6 +77,37 @@ def test_training_it_is_torchs_lstm_with_one_dropped_matrix():
     assert not torch.equal(layer(x)[0], out)  # another mask at the next call
 
 
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 64), (1, 8, 64), (1, 64, 64), (1, 32, 1), (2, 32, 64)], ids=str
+)
+def test_a_state_of_the_wrong_size_is_refused_as_torch_refuses_it(shape, training):
+    layer = WeightDropLSTM(3, 64, weight_drop=0.5).train(training)
+    x, state = torch.randn(50, 32, 3), (torch.zeros(shape), torch.zeros(shape))
+    with pytest.raises(RuntimeError, match="hidden") as expected:
+        twin(layer)(x, state)
+    with pytest.raises(RuntimeError, match="hidden") as found:
+        layer(x, state)
+    assert str(found.value) == str(expected.value)
+
+
+def test_inputs_and_probabilities_that_cannot_be():
+    layer = WeightDropLSTM(3, 5, weight_drop=0.5)
+    packed = nn.utils.rnn.pack_sequence([torch.zeros(4, 3)])
+    for bad in (torch.zeros(4, 3), packed):
+        with pytest.raises(ValueError, match=r"a tensor \(time, batch, input\)"):
+            layer(bad)
+    with pytest.raises(ValueError, match="dtype"):
+        layer(torch.zeros(4, 2, 3, dtype=torch.float64))
+    with pytest.raises(RuntimeError, match="size"):
+        layer(torch.zeros(4, 2, 7))
+    with pytest.raises(ValueError, match=r"Invalid weight_drop: 1.5"):
+        WeightDropLSTM(3, 5, weight_drop=1.5)
+    with pytest.raises(ValueError, match="Invalid dropout_input: -1"):
+        AWDLSTM(5, 3, (), dropout_input=-1)
+    assert WeightDropLSTM(3, 5, dtype=torch.float64).weight_hh_l0.dtype == torch.float64
+
+
 def test_its_parameters_are_never_replaced():
     layer = WeightDropLSTM(3, 5, weight_drop=0.5)
     before = dict(layer.named_parameters())

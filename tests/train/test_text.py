@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gadam.train import text
+from gadam.train import grammar, text
 from gadam.train.data import DataError
 
 TEXTS = {"train": "the cat sat\nthe dog sat\n", "valid": "the cow sat\n", "test": "a dog\n"}
@@ -37,11 +38,14 @@ def spelt(corpus: text.Corpus, part: str) -> str:
         ("ptb", "{}.txt", "ptb"),
         ("", "ptb.{}.txt", "ptb"),
         ("wikitext-2", "wiki.{}.tokens", "WikiText-2"),
+        ("", "wiki.{}.tokens", "wikitext-2"),
         ("mine", "{}.txt", "mine"),
         ("mine", "wiki.{}.tokens", "mine"),
     ],
 )
-def test_the_vocabulary_is_the_training_texts(folder, pattern, name, tmp_path):
+def test_the_vocabulary_is_the_training_texts(folder, pattern, name, tmp_path, monkeypatch):
+    # A Penn Treebank of eight words.
+    monkeypatch.setitem(text._SOURCES, "ptb", replace(text._SOURCES["ptb"], counts=(5, 8, 4, 3)))
     write(tmp_path / folder, pattern)
     corpus = text.load(name, tmp_path)
     assert corpus.words == ("the", "cat", "sat", "<eos>", "dog", "<unk>")
@@ -49,7 +53,45 @@ def test_the_vocabulary_is_the_training_texts(folder, pattern, name, tmp_path):
     assert spelt(corpus, "validation") == "the <unk> sat <eos>"
     assert spelt(corpus, "test") == "<unk> dog <eos>"
     assert corpus.unknown == pytest.approx({"train": 0, "validation": 1 / 4, "test": 1 / 3})
-    assert corpus.best_perplexity is None
+    assert not corpus.best
+
+
+@pytest.mark.parametrize(("folder", "name"), [("penn", "ptb"), ("ptb", "ptb-mini")])
+def test_another_text_is_not_taken_for_penn_treebank(folder, name, tmp_path):
+    write(tmp_path / folder)
+    with pytest.raises(DataError, match=rf"{folder} is not what {name} is \(8 words.*data.name"):
+        text.load(name, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["ptb", "wikitext-2"])
+def test_nameless_files_in_the_data_folder_are_nobodys(name, tmp_path):
+    write(tmp_path)
+    with pytest.raises(DataError, match="is missing"):
+        text.load(name, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["ptb", "toy-language", "wikitext-2"])
+def test_a_path_is_a_path_though_it_ends_in_a_known_name(name, tmp_path, monkeypatch):
+    write(tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    for path in (f"./{name}", str(tmp_path / name)):
+        corpus = text.load(path, tmp_path / "data")
+        assert len(corpus.train) == 8
+        assert not text.best_perplexity(path)
+
+
+def test_a_byte_order_mark_is_no_letter(tmp_path):
+    write(tmp_path / "mine", train=b"\xef\xbb\xbfthe cat\n")
+    assert text.load("mine", tmp_path).words[:2] == ("the", "cat")
+
+
+def test_only_the_most_frequent_words(tmp_path):
+    write(tmp_path / "mine", train="b a a c c c\n")
+    corpus = text.load("mine", tmp_path, words=2)
+    assert corpus.words == ("c", "a", "<unk>")
+    assert spelt(corpus, "train") == "<unk> a a c c c <unk>"
+    with pytest.raises(DataError, match=r"data.words cannot be set for toy-language"):
+        text.load("toy-language", words=10)
 
 
 def test_a_folder_of_ones_own_by_its_path(tmp_path, monkeypatch):
@@ -98,9 +140,9 @@ def test_every_word_once_and_an_end_for_each_line(lines):
     ],
 )
 def test_files_that_cannot_be_read_are_named(changed, sentence, tmp_path):
-    write(tmp_path / "penn", **changed)
+    write(tmp_path / "mine", **changed)
     with pytest.raises(DataError, match=sentence):
-        text.load("ptb", tmp_path)
+        text.load("mine", tmp_path)
 
 
 def test_a_missing_file_is_named_with_what_to_do(tmp_path):
@@ -128,14 +170,15 @@ def test_a_text_that_is_none(tmp_path):
 
 def test_the_made_up_one_needs_no_files_and_is_always_the_same(tmp_path):
     a, b = text.load("toy-language", tmp_path), text.load("Toy Language")
-    assert a.best_perplexity == text.best_perplexity("toy-language")
-    assert a.best_perplexity is not None
-    assert 15 < a.best_perplexity < 25
+    assert a.best == text.best_perplexity("toy-language")
+    assert set(a.best) == set(text.PARTS)
+    # By chance a part is easier or harder than the language is: the entropy's is the limit.
+    assert list(a.best.values()) == pytest.approx([grammar.toy().best_perplexity] * 3, rel=0.02)
     assert all(bool((a.part(p) == b.part(p)).all()) for p in text.PARTS)
     assert spelt(a, "validation")[:200] != spelt(a, "test")[:200]
     assert set(a.unknown.values()) == {0.0}
     assert len(text.load("toy-language", examples=100).train) == 100
-    assert text.best_perplexity("ptb") is None
+    assert not text.best_perplexity("ptb")
 
 
 @pytest.mark.skipif(

@@ -65,7 +65,11 @@ def _dash(pattern: tuple[int, ...]) -> Any:
 
 def _curves(collection: Collection, axes: Any, metric: str) -> None:
     styles = series.styles(collection.labels)
-    curves = [curve for curve in series.curves(collection) if curve.metric == metric]
+    part = collection.experiment.part
+    curves = [curve for curve in series.curves(collection, part) if curve.metric == metric]
+    if not curves:  # where there is no such part
+        part = "test"
+        curves = [curve for curve in series.curves(collection) if curve.metric == metric]
     averaged = {curve.label for curve in curves if curve.point == "average"}
     for curve in curves:
         style = styles[curve.label]
@@ -82,8 +86,8 @@ def _curves(collection: Collection, axes: Any, metric: str) -> None:
         axes.fill_between(curve.epoch, curve.low, curve.high, color=style.colour, alpha=0.15, lw=0)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("epoch")
-    axes.set_ylabel(series.axis_title(metric))
-    floor = series.floors(collection).get(metric)
+    axes.set_ylabel(series.axis_title(metric, part))
+    floor = series.floors(collection, part).get(metric)
     if floor is not None:
         axes.axhline(floor, color="#555", linestyle=":", linewidth=1, label="best possible")
     if curves:

@@ -44,12 +44,12 @@
     let shown = rows.filter((r) => s.labels.has(r.label) && s.points.has(r.point) && r.metric === s.metric && r.part === s.part);
     if (s.y === "log") {  // which has no place for zero
       shown = shown.filter((r) => r.value > 0);
-      const floor = Math.min(...shown.map((r) => r.value)) / 2;
-      shown = shown.map((r) => ({ ...r, low: Math.max(r.low, floor) }));
+      const least = Math.min(...shown.map((r) => r.value)) / 2;
+      shown = shown.map((r) => ({ ...r, low: Math.max(r.low, least) }));
     }
     const spec = structuredClone(data.specs.curves);
     const title = (data.titles[s.part] || {})[s.metric];
-    const floor = data.floors[s.metric];
+    const floor = (data.floors[s.part] || {})[s.metric];
     spec.datasets = { curves: shown, floor: [{ value: floor }] };
     if (floor === undefined || !shown.length) spec.layer = spec.layer.filter((l) => !l.data);
     for (const layer of spec.layer) {

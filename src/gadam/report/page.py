@@ -42,23 +42,29 @@ def render(collection: Collection, *, live: str = "") -> str:
         collection: what is on it
         live: for a page that is served: what the server will call this state of things
     """
-    curves = series.curves(collection)
+    drawn = collection.experiment.part
+    by_part = {
+        part: curves
+        for part in sorted(("test", "validation"), key=lambda part: part != drawn)
+        if (curves := series.curves(collection, part))
+    }
+    shown = next(iter(by_part.values()), [])
     styles = series.styles(collection.labels)
     charts: list[dict[str, Any]] = []
     sections = "".join(_section(section, charts) for section in collection.sections)
-    parts = [part for part in ("test", "validation") if series.curves(collection, part)]
     metrics = collection.experiment.metrics
     data: dict[str, Any] = {
-        "curves": [vars(curve) for part in parts for curve in series.curves(collection, part)],
-        "titles": {p: {m: series.axis_title(m, p) for m in metrics} for p in parts},
-        "floors": series.floors(collection),
+        "curves": [vars(curve) for curves in by_part.values() for curve in curves],
+        "titles": {p: {m: series.axis_title(m, p) for m in metrics} for p in by_part},
+        "floors": {p: series.floors(collection, p) for p in by_part},
         "rates": series.rates(collection),
         "costs": series.costs(collection),
-        "specs": _specs(collection, curves, styles),
+        "specs": _specs(shown, styles),
         "sections": charts,
         "live": live,
     }
-    metric = " or ".join(map(series.axis_title, metrics))
+    part = next(iter(by_part), "test")
+    metric = " or ".join(series.axis_title(m, part) for m in metrics)
     values = {
         "title": escape(collection.title),
         "lead": escape(_lead(collection)),
@@ -66,15 +72,15 @@ def render(collection: Collection, *, live: str = "") -> str:
         "table": _headline(collection),
         "methods": "".join(_method(label, i, styles) for i, label in enumerate(collection.labels)),
         "part": _choice(
-            "part", "On", {"test": "test data", "validation": "validation data"}, parts
+            "part", "On", {"test": "test data", "validation": "validation data"}, list(by_part)
         ),
         "metric": _choice("metric", "Of", {m: m for m in metrics}, metrics),
         "curves-label": escape(f"{metric} by epoch of {', '.join(collection.labels)}"),
         "curves-caption": escape(
             f"{metric[0].upper()}{metric[1:]}: means over seeds, bands of one standard error. Hover for "
-            f"values.{' A dotted line marks what no model can be better than.' * bool(data['floors'])}"
+            f"values.{' A dotted line marks what the true probabilities have.' * any(data['floors'].values())}"
         ),
-        "curves-table": _curves_table(curves, metric),
+        "curves-table": _curves_table(shown, metric),
         "costs-table": _costs_table(data["costs"]),
         "sections": sections,
         "how": _how(collection),
@@ -86,8 +92,8 @@ def render(collection: Collection, *, live: str = "") -> str:
     }
     page = _file("page.html")
     # By position, not by replacing: what is filled in must not be looked through again.
-    parts = page.split("@@")
-    return "".join(part if i % 2 == 0 else values[part] for i, part in enumerate(parts))
+    pieces = page.split("@@")
+    return "".join(piece if i % 2 == 0 else values[piece] for i, piece in enumerate(pieces))
 
 
 def _file(name: str) -> str:
@@ -148,7 +154,7 @@ def _lead(collection: Collection) -> str:
 
 
 def _problems(collection: Collection) -> str:
-    if not collection.problems and collection.runs:
+    if not collection.problems and (collection.runs or collection.sections):
         return ""
     sentences = list(collection.problems) or ["there are no runs here"]
     items = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
@@ -164,6 +170,8 @@ def _headline(collection: Collection) -> str:
     published = any(row.published is not None for row in rows)
     header = ["method", "last iterate", "average", "gain over its base", "validation", "seeds"]
     header += ["the paper, at full scale"] if published else []
+    several = len(experiment.metrics) > 1
+    header += ["metric"] if several else []
     texts, best = [], []
     for row in rows:
         gain = ""
@@ -180,6 +188,7 @@ def _headline(collection: Collection) -> str:
             str(row.runs),
         ]
         cells += ["–" if row.published is None else f"{row.published:g}"] if published else []
+        cells += [row.metric] if several else []
         texts.append(cells)
     # The best is one for each network and data set: others are other tasks.
     tasks: dict[Any, list[int]] = {}
@@ -193,8 +202,8 @@ def _headline(collection: Collection) -> str:
             if len(means) > 1:
                 best.append((pick(means, key=means.__getitem__), column))
     caption = (
-        f"Test {summary.described(experiment.metrics)}: mean ± standard error over seeds; gains are paired by seed, with "
-        "their 95 % confidence interval. A method with an average is used at its average. The best of "
+        f"Test {summary.described(experiment.metrics)}: mean ± standard error over seeds; gains are paired by seed, positive where "
+        "better, with their 95 % confidence interval. A method with an average is used at its average. The best of "
         "each column is marked, for each task."
     )
     return table(header, texts, caption, best)
@@ -321,9 +330,7 @@ def _block(block: Any, folder: Path, charts: list[dict[str, Any]]) -> str:
 # ------------------------------------------------------------------------------------------ figures
 
 
-def _specs(
-    collection: Collection, curves: list[series.Curve], styles: dict[str, series.Style]
-) -> dict[str, Any]:
+def _specs(curves: list[series.Curve], styles: dict[str, series.Style]) -> dict[str, Any]:
     """Vega-Lite's description of each figure; the page fills in the data."""
     labels = list(styles)
     colour = {

@@ -145,6 +145,7 @@ def _read_experiment(path: Path, problems: list[str]) -> dict[str, Any] | None:
             "name": str(content.get("name", "")),
             "title": _clean(content.get("title", "Runs")),
             "metric": str(content.get("metric", "accuracy")),
+            "part": "validation" if content.get("part") == "validation" else "test",
             "note": str(content.get("note", "")),
             "rows": [_clean(label) for label in content.get("rows", [])],
             "bases": {_clean(a): _clean(b) for a, b in dict(content.get("bases", {})).items()},
@@ -252,23 +253,24 @@ def _ordered(
     if len(seen) < len(runs):
         problems.append("some runs have the same name and seed: the last of each is in the table")
     recipes = {run.label: run.recipe for run in runs}
+    of_pictures = dict.fromkeys(e["metric"] for e in found if e["metric"] != "perplexity")
     experiment = Experiment(
         name=str(first.get("name", "")),
         title=str(first.get("title", "Runs")),
         recipes=recipes,
         bases={a: b for e in found for a, b in e["bases"].items() if a in recipes and b in recipes},
         published={k: v for e in found for k, v in e["published"].items()},
-        metric=str(first.get("metric", "accuracy")),
+        metric=next(iter(of_pictures), "accuracy"),
+        part=str(first.get("part", "test")),
         note=str(first.get("note", "")),
     )
-    metrics = dict.fromkeys(e["metric"] for e in found)
-    if len(metrics) > 1:
+    if len(of_pictures) > 1:
         problems.append(
-            f"the experiments are judged by {', '.join(metrics)}: all of pictures are shown by "
-            f"{experiment.metric}"
+            f"the experiments are judged by {', '.join(of_pictures)}: all are shown by {experiment.metric}"
         )
     problems += [
-        f"{run.label}, seed {run.seed} diverged: it is in the means as it ended"
+        f"{run.label}, seed {run.seed} diverged: "
+        + ("it is in the means as it ended" if run.recipe.language is None else "it is in no mean")
         for run in runs
         if run.result is not None and run.result["status"] == "diverged"
     ]

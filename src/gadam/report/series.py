@@ -90,13 +90,13 @@ def curves(collection: Collection, part: str = "test") -> list[Curve]:
     return found
 
 
-def floors(collection: Collection) -> dict[str, float]:
-    """What no method can be better than, by metric, where that is known of the data of all of its rows."""
+def floors(collection: Collection, part: str = "test") -> dict[str, float]:
+    """The best that is possible, by metric, where it is known and the same for all of its rows."""
     known: dict[str, set[float | None]] = defaultdict(set)
     for label in collection.labels:
         recipe = collection.experiment.recipes[label]
-        floor = text.best_perplexity(recipe.data.name) if recipe.language is not None else None
-        known[collection.experiment.metric_of(label)].add(floor)
+        best = text.best_perplexity(recipe.data.name) if recipe.language is not None else {}
+        known[collection.experiment.metric_of(label)].add(best.get(part))
     return {
         metric: floor
         for metric, (floor, *others) in known.items()

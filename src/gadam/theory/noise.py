@@ -265,13 +265,13 @@ class _Structured:
         self._signs: Array = random.choice([-1.0, 1.0], size=(3, blocks, size))
 
     def forward(self, x: Array) -> Array:
-        out = np.broadcast_to(x, self._signs.shape[1:])
+        out: Array = np.broadcast_to(x, self._signs.shape[1:])
         for signs in self._signs:
             out = fft.dct(signs * out, norm="ortho", axis=-1)
         return (out * np.sqrt(out.shape[-1])).ravel()
 
     def adjoint(self, v: Array) -> Array:
-        out = v.reshape(self._signs.shape[1:])
+        out: Array = v.reshape(self._signs.shape[1:])
         for signs in self._signs[::-1]:
             out = signs * fft.idct(out, norm="ortho", axis=-1)
         return out.sum(0) * np.sqrt(out.shape[-1])

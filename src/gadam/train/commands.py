@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,9 +18,9 @@ import tyro
 
 import gadam
 from gadam._names import did_you_mean
-from gadam.train import data, experiments, screen, summary, task
+from gadam.train import data, experiments, screen, summary, task, text
 from gadam.train.experiments import Experiment
-from gadam.train.recipe import Recipe, RecipeError, of_the_average, override, to_dict
+from gadam.train.recipe import Recipe, RecipeError, concerns, override, to_dict
 from gadam.train.record import Run, RunError, to_json, write_atomically, write_json
 from gadam.train.sweep import Job, available_cores, sweep
 
@@ -126,8 +127,13 @@ def _reproduce(arguments: list[str]) -> int:
 
 def _sweep(name: str, scale: Literal["mini", "paper"], rows: str, common: Common) -> int:
     experiment = _only(experiments.get(name, scale), rows)
-    recipes = {row: _overridden(r, common) for row, r in experiment.recipes.items()}
-    experiment = replace(experiment, recipes=recipes)
+    recipes = _overridden(experiment.recipes, common.settings)
+    published = {
+        row: number
+        for row, number in experiment.published.items()
+        if _same_task(recipes[row], experiment.recipes[row])
+    }
+    experiment = replace(experiment, recipes=recipes, published=published)
     _check(list(recipes.values()), common)
     folder = common.out or Path("runs") / (name if scale == "mini" else f"{name}-{scale}")
     seeds = common.seeds or experiment.seeds
@@ -139,7 +145,8 @@ def _sweep(name: str, scale: Literal["mini", "paper"], rows: str, common: Common
     description = {
         "name": experiment.name,
         "title": experiment.title,
-        "metric": experiment.metric,
+        "metric": next((m for m in experiment.metrics if m != "perplexity"), "perplexity"),
+        "part": experiment.part,
         "note": experiment.note,
         "rows": list(recipes),
         "bases": dict(experiment.bases),
@@ -174,8 +181,9 @@ def _sweep(name: str, scale: Literal["mini", "paper"], rows: str, common: Common
 
 
 def _only(experiment: Experiment, wanted: str) -> Experiment:
-    """The rows with these letters in their label, in either case."""
-    kept = {row: r for row, r in experiment.recipes.items() if wanted.lower() in row.lower()}
+    """The rows with these words in their label, in either case."""
+    words = re.compile(rf"(?<!\w){re.escape(wanted)}(?!\w)", re.IGNORECASE)
+    kept = {row: r for row, r in experiment.recipes.items() if words.search(row) or not wanted}
     if not kept:
         rows = ", ".join(experiment.recipes)
         raise RecipeError(f"{experiment.name} has no row with {wanted!r} in it: there are {rows}")
@@ -193,10 +201,20 @@ def _command_line(name: str, scale: str, rows: str, seeds: int, common: Common) 
     return shlex.join(words)
 
 
-def _overridden(recipe: Recipe, common: Common) -> Recipe:
-    """With the settings that are given for all recipes; those of the average are for whoever has one."""
-    averaged = recipe.average is not None
-    return override(recipe, [s for s in common.settings if averaged or not of_the_average(s)])
+def _overridden(recipes: Mapping[str, Recipe], settings: Sequence[str]) -> dict[str, Recipe]:
+    """With the settings that are given for all, where they concern the recipe; they must concern one."""
+    for setting in settings:
+        if not any(concerns(setting, recipe) for recipe in recipes.values()):
+            raise RecipeError(f"--set {setting} concerns none of the rows")
+    return {
+        row: override(recipe, [s for s in settings if concerns(s, recipe)])
+        for row, recipe in recipes.items()
+    }
+
+
+def _same_task(a: Recipe, b: Recipe) -> bool:
+    """Whether a published number of the one can stand beside the other."""
+    return (a.model, a.data) == (b.model, b.data)
 
 
 def _job(label: str, recipe: Recipe, seed: int, folder: Path, common: Common) -> Job:
@@ -356,7 +374,9 @@ def _data(arguments: list[str]) -> int:
 
     name, directory = _parsed(data_, arguments)
     try:
-        print(f"{name} is in {fetch(name, directory)}")
+        root = fetch(name, directory)
+        if text.canonical(name) != text.MADE_UP:
+            print(f"{name} is in {root}")
     except ValueError as error:  # a name that is none
         raise RecipeError(str(error)) from None
     return 0

@@ -100,7 +100,13 @@ def fetch(
     """
     known = text.canonical(name)
     kind: Any = data if known is None else text
-    name = data.canonical(name) if known is None else known.removesuffix("-mini")  # a part of it
+    if known is not None:
+        name = known.removesuffix("-mini")  # which is a part of it
+    else:
+        try:
+            name = data.canonical(name)
+        except ValueError as error:
+            raise ValueError(f"{error}; texts are {', '.join(text.names())}") from None
     root = folder_of(name, data_dir)
     try:
         kind.load(name, root)
@@ -169,8 +175,8 @@ def _unpack(packed: Path, unpacked: Path, folder: Path) -> None:
     if packed.name.endswith(".tar.gz"):
         with tarfile.open(packed) as archive:
             archive.extractall(unpacked, filter="data")
-    elif packed.suffix == ".txt":
-        packed.rename(folder / packed.name)
+    elif packed.suffix == ".txt":  # by the names that are looked for first
+        packed.rename(folder / packed.name.removeprefix("ptb."))
     else:
         with gzip.open(packed) as source, (folder / packed.stem).open("wb") as target:
             shutil.copyfileobj(source, target)

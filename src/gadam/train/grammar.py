@@ -87,28 +87,23 @@ class Grammar:
         """What the true probabilities have on a long text."""
         return math.exp(self.entropy)
 
-    def text(self, tokens: int, seed: int) -> list[str]:
-        """So many words of it (and ends of sentences), the last sentence perhaps cut off."""
-        return self._draw(tokens, seed)[0]
-
-    def _draw(self, tokens: int, seed: int) -> tuple[list[str], float]:
-        """A text and the sum of its rules' log probabilities."""
+    def text(self, tokens: int, seed: int) -> tuple[list[str], float]:
+        """Sentences of at least so many tokens in all, and the sum of −log p over them, in nats."""
         bounds = {s: list(accumulate(p for p, _ in e))[:-1] for s, e in self.rules.items()}
         chance = Random(seed).random
         text: list[str] = []
-        log_probability = 0.0
-        stack: list[str] = []
+        surprise = 0.0
         while len(text) < tokens:
-            if not stack:
-                stack = [END, self.start]
-            symbol = stack.pop()
-            if symbol in self.rules:
-                p, right = self.rules[symbol][bisect(bounds[symbol], chance())]
-                log_probability += math.log(p)
-                stack += reversed(right)
-            else:
-                text.append(symbol)
-        return text, log_probability
+            stack = [END, self.start]
+            while stack:
+                symbol = stack.pop()
+                if symbol in self.rules:
+                    p, right = self.rules[symbol][bisect(bounds[symbol], chance())]
+                    surprise -= math.log(p)
+                    stack += reversed(right)
+                else:
+                    text.append(symbol)
+        return text, surprise
 
 
 # ------------------------------------------------------------------------------- the one that is used

@@ -104,7 +104,7 @@ def _train(
     finished = False
 
     done, state = run.load()
-    for sentence in run.damaged:
+    for sentence in (*run.damaged, *problem.notices):
         notice(sentence)
     if state is not None:
         model.load_state_dict(state["model"])
@@ -155,13 +155,14 @@ def _train(
             "train_loss": float(total) / max(examples, 1),
             "samples": average.count if average is not None else 0,
         }
-        finished = not math.isfinite(line["train_loss"])  # it has diverged
+        finished = not math.isfinite(line["train_loss"])
         if done % recipe.evaluate_every == 0 or done == recipe.epochs or finished:
             judged = line["iterate"] = _measure(problem, epoch, recipe, nullcontext(), clock)
             if average is not None and line["samples"]:
                 judged = line["average"] = _measure(
                     problem, epoch, recipe, average.applied(model), clock
                 )
+            finished |= not all(math.isfinite(m[problem.metric]) for m in judged.values())
             if average is not None and "validation" in judged:
                 finished |= average.observe(judged["validation"][problem.metric])
         line["seconds"] = clock.laps
@@ -233,9 +234,12 @@ def _result(run: Run, model: nn.Module, device: torch.device) -> dict[str, Any]:
     seconds = {
         key: round(sum(line["seconds"][key] for line in lines), 3) for key in last["seconds"]
     }
-    status = "done" if last["train_loss"] is not None else "diverged"
+    judged = last.get("average") or last["iterate"]
+    diverged = last["train_loss"] is None or any(
+        measured[run.recipe.metric] is None for measured in judged.values()
+    )
     return {
-        "status": status,
+        "status": "diverged" if diverged else "done",
         "epochs": last["epoch"],
         "iterate": last["iterate"],
         "average": last.get("average"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -51,9 +50,16 @@ class WeightDropLSTM(nn.LSTM):
     bias_ih_l0: nn.Parameter
     bias_hh_l0: nn.Parameter
 
-    def __init__(self, input_size: int, hidden_size: int, weight_drop: float = 0.0) -> None:
-        super().__init__(input_size, hidden_size)
-        self.weight_drop = weight_drop
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        weight_drop: float = 0.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(input_size, hidden_size, device=device, dtype=dtype)
+        self.weight_drop = _probability(weight_drop=weight_drop)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, weight_drop={self.weight_drop}"
@@ -62,27 +68,34 @@ class WeightDropLSTM(nn.LSTM):
         self, x: Tensor, hx: tuple[Tensor, Tensor] | None = None
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """The outputs (time, batch, hidden) and the last state, from x (time, batch, input)."""
-        if x.is_cpu:
-            x = x.to(self.weight_hh_l0.dtype)
+        if not isinstance(x, Tensor) or x.dim() != 3:
+            raise ValueError("the input must be a tensor (time, batch, input)")
+        if x.is_cpu and torch.is_autocast_enabled("cpu"):
+            # In half precision oneDNN has an LSTM on few processors only: in its own on the CPU.
+            with torch.autocast("cpu", enabled=False):
+                return self(x.to(self.weight_hh_l0.dtype), hx)
+        if not self.training or self.weight_drop == 0.0:
+            return super().forward(x, hx)
         if hx is None:
             zeros = x.new_zeros(1, x.shape[1], self.hidden_size)
             hx = (zeros, zeros)
-        recurrent = F.dropout(self.weight_hh_l0, self.weight_drop, self.training)
-        weights: list[Tensor] = [
-            self.weight_ih_l0,
-            recurrent,
-            self.bias_ih_l0,
-            self.bias_hh_l0,
-        ]
+        self.check_forward_args(x, hx, None)
+        recurrent = F.dropout(self.weight_hh_l0, self.weight_drop)
+        weights = [self.weight_ih_l0, recurrent, self.bias_ih_l0, self.bias_hh_l0]
         if x.is_cuda:
             weights = in_one_piece(weights)
-        # In its own precision on the CPU: for half precision oneDNN has an LSTM on few processors only.
-        with torch.autocast("cpu", enabled=False) if x.is_cpu else nullcontext():
-            out, h, c = torch.lstm(x, hx, weights, True, 1, 0.0, self.training, False, False)
+        out, h, c = torch.lstm(x, hx, weights, True, 1, 0.0, True, False, False)
         return out, (h, c)
 
 
-def in_one_piece(weights: list[Tensor]) -> list[Tensor]:
+def _probability(**named: float) -> float:
+    ((name, p),) = named.items()
+    if not 0.0 <= p < 1.0:
+        raise ValueError(f"Invalid {name}: {p} (it must lie in [0, 1))")
+    return p
+
+
+def in_one_piece(weights: Sequence[Tensor]) -> list[Tensor]:
     """The same values side by side in memory, as cuDNN wants them: else it copies them, and warns."""
     flat = torch.cat([weight.flatten() for weight in weights])
     pieces = flat.split([weight.numel() for weight in weights])
@@ -144,10 +157,10 @@ class AWDLSTM(nn.Module):
         weight_drop: float = 0.5,
     ) -> None:
         super().__init__()
-        self.dropout = dropout
-        self.dropout_hidden = dropout_hidden
-        self.dropout_input = dropout_input
-        self.dropout_words = dropout_words
+        self.dropout = _probability(dropout=dropout)
+        self.dropout_hidden = _probability(dropout_hidden=dropout_hidden)
+        self.dropout_input = _probability(dropout_input=dropout_input)
+        self.dropout_words = _probability(dropout_words=dropout_words)
         self.embedding = nn.Embedding(words, width)
         sizes = [width, *hidden, width]
         self.layers = nn.ModuleList(WeightDropLSTM(a, b, weight_drop) for a, b in pairwise(sizes))

@@ -28,9 +28,9 @@ __all__ = [
     "Recipe",
     "RecipeError",
     "Schedule",
+    "concerns",
     "differences",
     "from_dict",
-    "of_the_average",
     "override",
     "to_dict",
 ]
@@ -53,7 +53,8 @@ class Data:
         name: the data set; a language model's is a text
         validation: how many training examples to hold out for validation; a text has a part for it
         label_noise: the fraction of the training labels that is redrawn at random
-        examples: use only so many of the training examples, or of a text's words
+        examples: use only so many of the training examples, or of the words of a text
+        words: of a text only so many different ones, the most frequent; others are ``<unk>``
         size: pool the pictures to this size
         augment: random crops (padded by ``pad``) and flips, of pictures
         pad: see ``augment``
@@ -64,6 +65,7 @@ class Data:
     validation: int = 0
     label_noise: float = 0.0
     examples: int | None = None
+    words: int | None = None
     size: int | None = None
     augment: bool = True
     pad: int = 4
@@ -79,12 +81,27 @@ class Data:
             f"examples ({self.examples}) must be more than those held out ({self.validation})",
         )
         _require(
+            self.words is None or self.words >= 2,
+            f"data.words must be at least 2, not {self.words}",
+        )
+        _require(
             self.size is None or self.size >= 1, f"data.size must be at least 1, not {self.size}"
         )
         for name in ("pad", "workers"):
             _require(
                 getattr(self, name) >= 0, f"data.{name} must not be negative: {getattr(self, name)}"
             )
+
+
+# What of Data is of pictures alone, and what it is where there are none.
+PICTURE_SETTINGS = {
+    "validation": 0,
+    "label_noise": 0.0,
+    "size": None,
+    "augment": False,
+    "pad": 4,
+    "workers": 4,
+}
 
 
 @dataclass(frozen=True)
@@ -188,8 +205,10 @@ class Language:
         dropout_input: of the embedded words
         dropout_words: of whole words
         weight_drop: of recurrent weights
-        activation: α, times the mean square of the last layer's outputs, is added to the loss
-        slowness: β, times the mean square of their change from word to word, likewise
+        activation: α of activation regularisation (AR): α times the mean square of the last layer's outputs
+            is added to the loss
+        slowness: β of temporal activation regularisation (TAR): β times the mean square of their change from
+            word to word, likewise
     """
 
     bptt: int = 70
@@ -203,7 +222,12 @@ class Language:
     slowness: float = 1.0
 
     def __post_init__(self) -> None:
-        _require(self.bptt >= 1, f"language.bptt must be at least 1, not {self.bptt}")
+        least = 10 if self.vary_bptt else 1
+        _require(
+            self.bptt >= least,
+            f"language.bptt must be at least {least}, not {self.bptt}"
+            + (" (or set language.vary_bptt=false)" if self.vary_bptt else ""),
+        )
         for name, p in self.dropouts.items():
             _require(0 <= p < 1, f"language.{name} must lie in [0, 1), not {p}")
         for name in ("activation", "slowness"):
@@ -288,9 +312,10 @@ class Recipe:
                 f"average.start={self.average.start!r} needs evaluate_every=1",
             )
         if self.language is not None:
-            for name in ("validation", "label_noise", "size"):
+            for name, usual in PICTURE_SETTINGS.items():
                 _require(
-                    not getattr(self.data, name), f"data.{name} is of pictures: a text has none"
+                    getattr(self.data, name) == usual,
+                    f"data.{name} is of pictures: with a text leave it at {usual}",
                 )
             _require(
                 not (self.compile and self.language.vary_bptt),
@@ -388,6 +413,10 @@ def override(recipe: Recipe, settings: Iterable[str]) -> Recipe:
         target, cls = values, Recipe
         for part in outer:
             cls = _dataclass_in(_hints(cls)[part])
+            _require(
+                part != "language" or target[part] is not None,
+                f"{recipe.name} learns from pictures: it has no language settings",
+            )
             if target[part] is None:  # an average for a recipe that had none
                 target[part] = asdict(cls())
             target = target[part]
@@ -395,9 +424,12 @@ def override(recipe: Recipe, settings: Iterable[str]) -> Recipe:
     return from_dict(values)
 
 
-def of_the_average(setting: str) -> bool:
-    """Whether this ``key=value`` is about the average."""
-    return _path(setting.partition("=")[0].strip())[0] == "average"
+def concerns(setting: str, recipe: Recipe) -> bool:
+    """Whether this ``key=value`` is about something that the recipe has: an average, a text, pictures."""
+    first, *rest = _path(setting.partition("=")[0].strip())
+    if first in ("average", "language"):
+        return getattr(recipe, first) is not None
+    return recipe.language is None or not (first == "data" and rest[0] in PICTURE_SETTINGS)
 
 
 def _path(key: str) -> list[str]:

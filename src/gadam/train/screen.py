@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from gadam.train import summary
-from gadam.train.experiments import COMPARE, Experiment, hours
+from gadam.train.experiments import COMPARE, LM_MINI, Experiment, hours
 from gadam.train.record import to_json
 from gadam.train.sweep import Job, Listener
 
@@ -21,16 +21,15 @@ __all__ = ["Bars", "JsonLines", "Lines", "Quiet", "listener", "print_list", "pri
 
 def _points(line: dict[str, Any], metric: str) -> str:
     """How both points do where they were evaluated: on validation data, if there are some."""
-    found = []
+    found, part = [], "test"
+    as_error = summary.more_is_better(metric)
     for point in ("iterate", "average"):
         if line.get(point):
             part = "validation" if "validation" in line[point] else "test"
             value = line[point][part].get(metric)
             if value is not None:
-                shown = f"{100 - value:.1f} %" if metric == "accuracy" else f"{value:.1f}"
-                found.append(f"{point} {shown}")
-    name = "error" if metric == "accuracy" else metric
-    return f"{name}: {', '.join(found)}" if found else ""
+                found.append(f"{point} {f'{100 - value:.1f} %' if as_error else f'{value:.1f}'}")
+    return f"{part} {'error' if as_error else metric}: {', '.join(found)}" if found else ""
 
 
 class Quiet:
@@ -199,7 +198,7 @@ def print_table(experiment: Experiment, table: list[summary.Row]) -> None:
     title = f"{experiment.title}: test {summary.described(experiment.metrics)}"
     shown = Table(title=title, title_justify="left")
     published = any(row.published is not None for row in table)
-    for i, name in enumerate([*summary.HEADER, *(["paper"] if published else [])]):
+    for i, name in enumerate([*summary.HEADER, *(["paper, at full scale"] if published else [])]):
         shown.add_column(name, justify="left" if i in (0, 3) else "right")
     best = summary.best(experiment, table)
     for row in table:
@@ -210,7 +209,7 @@ def print_table(experiment: Experiment, table: list[summary.Row]) -> None:
     console.print(shown)
     console.print(
         "Mean ± standard error over seeds. A method with an average is used at its average; its gain "
-        "is paired by seed. Validation is that point's result on held-out data, where there is some.",
+        "is paired by seed, and positive where it is better. Validation is that point's result on held-out data, where there is some.",
         style="dim",
     )
     if experiment.note:
@@ -226,7 +225,7 @@ def print_list(found: list[tuple[str, Experiment, Experiment]], with_recipes: bo
     shown.add_column("paper: data")
     for name, small, large in found:
         sets = ", ".join(sorted({r.data.name for r in large.recipes.values()}))
-        own = name == COMPARE
+        own = name in (COMPARE, LM_MINI)
         shown.add_row(
             name,
             small.title,
@@ -243,7 +242,6 @@ def print_list(found: list[tuple[str, Experiment, Experiment]], with_recipes: bo
     console.print(shown)
     console.print(
         "\n`gadam reproduce NAME` runs one of these; `gadam train RECIPE` a single recipe "
-        "(`gadam list --recipes` names them), such as lm-mini: a language model on a made-up language "
-        "whose best perplexity is known. Costs are rough estimates.",
+        "(`gadam list --recipes` names them). Costs are rough estimates.",
         style="dim",
     )

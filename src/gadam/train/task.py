@@ -28,6 +28,7 @@ class Task(Protocol):
     parts: tuple[str, ...]  # what is evaluated: "validation" where there is one, "test"
     metric: str  # what it is judged by
     mode: Literal["max", "min"]  # whether more of it is better
+    notices: tuple[str, ...]  # what the user should know of the data, in sentences
 
     def steps(self, epoch: int) -> int:
         """How many training batches the epoch has."""
@@ -71,9 +72,19 @@ def build(recipe: Recipe, seed: int, device: torch.device, data_dir: str | None)
 
 
 def steps_before_averaging(recipe: Recipe, problem: Task) -> int:
-    """How many steps there are in the epochs before averaging starts, where that is said in epochs."""
-    start = recipe.average.start if recipe.average is not None else None
-    return sum(map(problem.steps, range(start))) if isinstance(start, int) else 0
+    """How many steps there are in the epochs before averaging starts, where that is said in epochs.
+
+    Refuses a stride that is longer than what is left.
+    """
+    plan = recipe.average
+    if plan is None or not isinstance(plan.start, int):
+        return 0
+    left = sum(map(problem.steps, range(plan.start, recipe.epochs)))
+    if isinstance(plan.every, int) and plan.every > left:
+        raise RecipeError(
+            f"average.every={plan.every} takes no sample in the {left} steps from epoch {plan.start} on"
+        )
+    return sum(map(problem.steps, range(plan.start)))
 
 
 @lru_cache(maxsize=2)  # a worker trains many runs on the same data
@@ -131,6 +142,7 @@ class Images:
 
     metric = "accuracy"
     mode: Literal["max", "min"] = "max"
+    notices: tuple[str, ...] = ()
 
     def __init__(
         self, recipe: Recipe, seed: int, device: torch.device, data_dir: str | None
@@ -208,7 +220,7 @@ class Images:
 
 @lru_cache(maxsize=2)
 def _corpus(plan: Data, data_dir: str | None) -> text.Corpus:
-    corpus = text.load(plan.name, data_dir, plan.examples)
+    corpus = text.load(plan.name, data_dir, plan.examples, plan.words)
     if (plan.examples or 0) > len(corpus.train):
         raise RecipeError(
             f"{plan.name} has {len(corpus.train)} words to train on: data.examples must be fewer"
@@ -218,12 +230,18 @@ def _corpus(plan: Data, data_dir: str | None) -> text.Corpus:
 
 def _language_model(recipe: Recipe, data_dir: str | None, device: torch.device) -> nn.Module:
     corpus = _corpus(recipe.data, data_dir)
-    if len(corpus.train) < 2 * recipe.batch_size:
+    assert recipe.language is not None
+    length = len(corpus.train) // recipe.batch_size
+    if length < 2:
         raise RecipeError(
             f"{recipe.data.name} has {len(corpus.train)} words to train on: too few to be read at "
             f"batch_size={recipe.batch_size} places at a time"
         )
-    assert recipe.language is not None
+    if recipe.language.bptt >= 2 * length:
+        raise RecipeError(
+            f"language.bptt={recipe.language.bptt} is far more than the {length} words at each of "
+            f"batch_size={recipe.batch_size} places: make one of them smaller"
+        )
     with device:
         return lstm.build(recipe.model, len(corpus.words), **recipe.language.dropouts)
 
@@ -267,6 +285,14 @@ class Language:
         self.model = _language_model(recipe, data_dir, _CPU).to(device)
         self.corpus = _corpus(recipe.data, data_dir)
         self._parts = {part: self.corpus.part(part).to(device) for part in self.parts}
+        unknown = self.corpus.unknown
+        if not unknown["train"] and unknown["test"] + unknown["validation"] > 0:
+            self.notices: tuple[str, ...] = (
+                f"{100 * unknown['test']:.1f} % of the test words are not in the training text, and none of that "
+                "is unknown: what <unk> means is never learnt",
+            )
+        else:
+            self.notices = ()
         length = len(self.corpus.train) // recipe.batch_size
         used = self.corpus.train[: length * recipe.batch_size]
         self._columns = used.view(recipe.batch_size, length).t().contiguous().to(device)
@@ -323,18 +349,22 @@ class Language:
         return iter(())  # there is no BatchNorm
 
     def evaluate(self, model: nn.Module, part: str) -> dict[str, float]:
-        loss = mean_surprise(model, self._parts[part], self.EVALUATED_AT[part])
+        at_a_time = min(1000, 10**7 // len(self.corpus.words))  # ten million scores
+        loss = mean_surprise(model, self._parts[part], self.EVALUATED_AT[part], at_a_time)
         return {"perplexity": math.exp(loss) if loss < 700 else math.inf, "loss": loss}
 
 
 @torch.no_grad()
-def mean_surprise(model: nn.Module, words: Tensor, columns: int = 1) -> float:
+def mean_surprise(
+    model: nn.Module, words: Tensor, columns: int = 1, at_a_time: int = 1000
+) -> float:
     """The mean of −log p over every word of a text but the first, each once, in nats.
 
     Args:
         model: a language model as :class:`gadam.train.lstm.AWDLSTM`
         words: the text
         columns: places at which it is read side by side, from a blank state at each
+        at_a_time: words for which there are scores at a time: they take room
     """
     model.eval()
     count = len(words) - 1  # nothing precedes the first
@@ -348,7 +378,8 @@ def mean_surprise(model: nn.Module, words: Tensor, columns: int = 1) -> float:
     read = words[place.clamp(max=count)]
     total = torch.zeros((), dtype=torch.float64, device=words.device)
     state = None
-    for a, b in zip(read.split(1000 // columns + 1), following.split(1000 // columns + 1)):
+    rows = at_a_time // columns + 1
+    for a, b in zip(read.split(rows), following.split(rows)):
         out: lstm.Output = model(a, state)
         state = out.state
         scores = out.scores.flatten(0, 1).float()

@@ -8,8 +8,10 @@ occurs in the others is ``<unk>``.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache
+from math import exp
 from pathlib import Path
 
 import torch
@@ -33,7 +35,8 @@ class Corpus:
         name: What it is called.
         words: The vocabulary: the word that each number stands for.
         train, validation, test: The parts, int64.
-        best_perplexity: What no model can be better than, where that is known.
+        best: The perplexity of the true probabilities on each part, where they are known: no model can be
+            expected to be better.
     """
 
     name: str
@@ -41,7 +44,7 @@ class Corpus:
     train: Tensor
     validation: Tensor
     test: Tensor
-    best_perplexity: float | None = None
+    best: Mapping[str, float] = field(default_factory=dict)
 
     def part(self, name: str) -> Tensor:
         """One of :data:`PARTS`."""
@@ -59,10 +62,15 @@ class Corpus:
 
 @dataclass(frozen=True)
 class _Source:
-    """Where a corpus lies below the data folder, how its files are called, and how much to take."""
+    """Where a corpus lies below the data folder, how its files are called, and how much to take.
+
+    In the data folder itself only files that bear the corpus's name are taken for it.
+    """
 
     folders: tuple[str, ...]
     files: tuple[tuple[str, str, str], ...]
+    named: tuple[str, str, str] | None = None
+    counts: tuple[int, int, int, int] | None = None  # the words, and the tokens of each part
     tokens: tuple[int | None, int | None, int | None] = (None, None, None)  # the first of each part
     words: int | None = None  # the most frequent ones
 
@@ -70,13 +78,13 @@ class _Source:
 _TXT = ("train.txt", "valid.txt", "test.txt")
 _PTB = ("ptb.train.txt", "ptb.valid.txt", "ptb.test.txt")
 _TOKENS = ("wiki.train.tokens", "wiki.valid.tokens", "wiki.test.tokens")
-_PENN = ("penn", "ptb", "")
+_PENN = _Source(("penn", "ptb"), (_TXT, _PTB), named=_PTB, counts=(10_000, 929_589, 73_760, 82_430))
 
 _SOURCES = {
-    "ptb": _Source(_PENN, (_TXT, _PTB)),
+    "ptb": _PENN,
     # What a slow core gets through in minutes.
-    "ptb-mini": _Source(_PENN, (_TXT, _PTB), (80_000, 15_000, 15_000), words=2_000),
-    "wikitext-2": _Source(("wikitext-2", ""), (_TOKENS, _TXT)),
+    "ptb-mini": replace(_PENN, tokens=(80_000, 15_000, 15_000), words=2_000),
+    "wikitext-2": _Source(("wikitext-2",), (_TOKENS, _TXT), named=_TOKENS),
 }
 MADE_UP = "toy-language"
 _MADE_UP_SIZES = {"train": 60_000, "validation": 15_000, "test": 15_000}
@@ -88,16 +96,23 @@ def names() -> list[str]:
 
 
 def canonical(name: str) -> str | None:
-    """The name as :func:`names` spells it; None if it is none of them."""
+    """The name as :func:`names` spells it; None if it is none of them, as a path is."""
+    if name.startswith((".", "~")) or Path(name).name != name:
+        return None
     return find(name, {known: known for known in names()})[0]
 
 
-def best_perplexity(name: str) -> float | None:
-    """What no model can be better than on this corpus, where that is known."""
-    return grammar.toy().best_perplexity if canonical(name) == MADE_UP else None
+def best_perplexity(name: str) -> Mapping[str, float]:
+    """That of the true probabilities on each part of this corpus, where they are known."""
+    return _made_up().best if canonical(name) == MADE_UP else {}
 
 
-def load(name: str, data_dir: str | Path | None = None, examples: int | None = None) -> Corpus:
+def load(
+    name: str,
+    data_dir: str | Path | None = None,
+    examples: int | None = None,
+    words: int | None = None,
+) -> Corpus:
     """Read a corpus.
 
     Args:
@@ -105,28 +120,38 @@ def load(name: str, data_dir: str | Path | None = None, examples: int | None = N
             valid.txt and test.txt: a path, or its name below ``data_dir``.
         data_dir: Where the files are; else the environment variable ``GADAM_DATA`` says it, else
             they are in ``~/.cache/gadam/data``. toy-language needs none.
-        examples: Take only so many words to train on, and their vocabulary.
+        examples: Take only so many words to train on, and their vocabulary (toy-language has the same always).
+        words: Know only so many different words, the most frequent of those.
 
     Example:
         >>> corpus = load("toy-language")
-        >>> len(corpus.train), len(corpus.words), round(corpus.best_perplexity, 2)
-        (60000, 573, 18.83)
-        >>> " ".join(corpus.words[i] for i in corpus.test[:7])
-        'the kens who piet bumok a bebun'
+        >>> len(corpus.train), len(corpus.words), round(corpus.best["test"], 2)
+        (60005, 574, 18.69)
+        >>> " ".join(corpus.words[i] for i in corpus.test[:10])
+        'the suns rek the dans <eos> some dans bak <eos>'
     """
     known = canonical(name)
     if known == MADE_UP:
+        if words is not None:
+            raise DataError(f"data.words cannot be set for {MADE_UP}: its words are few already")
         corpus = _made_up()
         return replace(corpus, train=corpus.train[:examples])
-    root = folder_of(name, data_dir)
+    root = folder_of("texts", data_dir)
     if known is None:
         known, source = Path(name).name, _own(name, root)
     else:
         source = _SOURCES[known]
     files = _find(known, source, root)
-    texts = [_read(file)[:size] for file, size in zip(files, source.tokens)]
+    texts = [_read(file) for file in files]
+    found = (len(set(texts[0])), *map(len, texts))
+    if source.counts not in (None, found):
+        raise DataError(
+            f"{files[0].parent} is not what {known} is ({found[1]:,} words to train on, {found[0]:,} of them "
+            "different): to train on a text of your own, say its folder by data.name"
+        )
+    texts = [text[:size] for text, size in zip(texts, source.tokens)]
     texts[0] = texts[0][:examples]
-    return _numbered(known, texts, source.words)
+    return _numbered(known, texts, words or source.words)
 
 
 def how_to_get(name: str, root: Path) -> str:
@@ -153,13 +178,14 @@ def _own(name: str, root: Path) -> _Source:
 
 def _find(name: str, source: _Source, root: Path) -> list[Path]:
     lacking: list[tuple[int, Path]] = []
-    for folder in source.folders:
-        for files in source.files:
-            paths = [root / folder / file for file in files]
-            missing = [path for path in paths if not path.is_file()]
-            if not missing:
-                return paths
-            lacking.append((len(missing), missing[0]))
+    places = [(root / folder, files) for folder in source.folders for files in source.files]
+    places += [(root, source.named)] if source.named else []
+    for folder, files in places:
+        paths = [folder / file for file in files]
+        missing = [path for path in paths if not path.is_file()]
+        if not missing:
+            return paths
+        lacking.append((len(missing), missing[0]))
     # The place where most of it is tells best what is lacking; min keeps the first of equals.
     missing_file = min(lacking, key=lambda lack: lack[0])[1]
     advice = how_to_get(name, root) if name in _SOURCES else "put it there"
@@ -168,7 +194,7 @@ def _find(name: str, source: _Source, root: Path) -> list[Path]:
 
 def _read(file: Path) -> list[str]:
     try:
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")  # with or without a mark of its byte order
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
             f"{file} cannot be read ({error}): it must be text in UTF-8, words between blanks"
@@ -206,8 +232,11 @@ def _made_up() -> Corpus:
     language = grammar.toy()
     words = (grammar.END, *language.words)
     number = {word: i for i, word in enumerate(words)}
-    train, validation, test = (
-        torch.tensor([number[word] for word in language.text(size, seed)])
-        for seed, size in enumerate(_MADE_UP_SIZES.values())
-    )
-    return Corpus(MADE_UP, words, train, validation, test, language.best_perplexity)
+    texts: list[Tensor] = []
+    best: dict[str, float] = {}
+    for seed, (part, size) in enumerate(_MADE_UP_SIZES.items()):
+        drawn, surprise = language.text(size, seed)
+        texts.append(torch.tensor([number[word] for word in drawn]))
+        best[part] = exp(surprise / len(drawn))
+    train, validation, test = texts
+    return Corpus(MADE_UP, words, train, validation, test, best)
