@@ -116,6 +116,15 @@ def language(folder: Path) -> str:
     return "\n".join(lines)
 
 
+def errata() -> str:
+    """What is wrong in print."""
+    from gadam.theory import ERRATA
+
+    lines = ["| where | what is printed | what holds |", "|---|---|---|"]
+    lines += [f"| {e.where} | {e.printed_as} | {e.right} |" for e in ERRATA.values()]
+    return "\n".join(lines)
+
+
 def mean_and_error(values: list[float]) -> str:
     """The mean and its standard error; nothing of nothing."""
     if len(values) < 2:
@@ -133,12 +142,13 @@ STUDENT_3_SEEDS = 4.303  # the 97.5 % quantile of Student's t with two degrees o
 TABLES: dict[str, Callable[[], str]] = {
     "step-time": lambda: step_time(read("step-time.json")),
     "compare": lambda: compare(read("compare/summary.json")),
+    "errata": errata,
     "tab-ptb": lambda: language(ROOT / "results" / "tab-ptb"),
     "tab-ptb-nt": lambda: language(ROOT / "results" / "tab-ptb-nt"),
     "fig-frequency": lambda: language(ROOT / "results" / "fig-frequency"),
     "fig-tavg": lambda: language(ROOT / "results" / "fig-tavg"),
 }
-PAGES = ("README.md", "docs/language.md")
+PAGES = ("README.md", "docs/language.md", "docs/theory.md")
 
 
 def rendered(page: str) -> str:

@@ -22,6 +22,10 @@ Train:
 Look:
   gadam report DIR          runs as one page, figures and tables; --serve shows them while they run
 
+Understand:
+  gadam theory NAME         what the theory predicts, beside a simulation of it; `all` draws everything
+  gadam theory plan RUN     from when on to average, by a run's own loss curve
+
 Measure:
   gadam bench               how long an optimiser's step takes here, beside others
 
@@ -41,13 +45,17 @@ def _command(name: str) -> Callable[[list[str]], int]:
             from gadam.report import command
 
             return command.run
+        if name == "theory":
+            from gadam.theory.command import main
+
+            return main
         from gadam.train import commands
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("gadam"):
             raise
         raise SystemExit(
             f"gadam: `gadam {name}` needs {error.name}: pip install "
-            f"'gadam[{'report' if name == 'report' else 'train'}]'"
+            f"'gadam[{name if name in ('report', 'theory') else 'train'}]'"
         ) from None
     return lambda arguments: commands.run(name, arguments)
 
@@ -63,7 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
 
         print(gadam.__version__)
         return 0
-    names = ("compare", "train", "reproduce", "list", "data", "report", "bench")
+    names = ("compare", "train", "reproduce", "list", "data", "report", "theory", "bench")
     if name not in names:
         from gadam._names import did_you_mean
 

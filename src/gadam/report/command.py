@@ -18,7 +18,7 @@ __all__ = ["run", "write"]
 def write(folders: list[Path], out: Path, *, figures: bool = True) -> Path:
     """Write report.html, and with it the figures and tables; gives the page's path."""
     collection = collect(folders)
-    if not collection.runs:
+    if not collection.runs and not collection.sections:
         wrong = "; ".join(collection.problems) or "there are no runs"
         raise ReportError(f"nothing to report in {', '.join(map(str, folders))}: {wrong}")
     for problem in collection.problems:
@@ -27,7 +27,7 @@ def write(folders: list[Path], out: Path, *, figures: bool = True) -> Path:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ReportError(f"{out} cannot be written to: {error.strerror}") from None
-    if figures:
+    if figures and collection.runs:
         write_figures(collection, out / "figures")
         write_tables(collection, out / "figures")
     page = out / "report.html"

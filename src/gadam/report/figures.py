@@ -16,7 +16,7 @@ from gadam.train.record import write_atomically
 
 __all__ = ["write_figures", "write_tables"]
 
-_STYLE: Any = {
+STYLE: Any = {
     "font.size": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -41,7 +41,7 @@ def write_figures(collection: Collection, folder: Path) -> list[Path]:
         raise ReportError("the figures need matplotlib: pip install 'gadam[report]'") from None
     folder.mkdir(parents=True, exist_ok=True)
     written = []
-    with mpl.rc_context(_STYLE), warnings.catch_warnings():
+    with mpl.rc_context(STYLE), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # of its search for ticks
         metrics = collection.experiment.metrics
         for name, draw in (("curves", _curves), ("rates", _rates), ("costs", _costs)):
@@ -59,7 +59,21 @@ def write_figures(collection: Collection, folder: Path) -> list[Path]:
     return written
 
 
-def _dash(pattern: tuple[int, ...]) -> Any:
+def logarithmic(axis: Any) -> None:
+    """A logarithmic scale with plain numbers at it: labels are not parsed as mathematics."""
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
+    axis._set_axes_scale("log")
+    low, high = sorted(axis.get_view_interval())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    if high < 10 * low:  # too few powers of ten in it
+        axis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    else:
+        axis.set_minor_formatter(NullFormatter())
+
+
+def dash(pattern: tuple[int, ...]) -> Any:
+    """A pattern as matplotlib takes it."""
     return (0, pattern) if pattern else "-"
 
 
@@ -78,7 +92,7 @@ def _curves(collection: Collection, axes: Any, metric: str) -> None:
             curve.epoch,
             curve.value,
             color=style.colour,
-            linestyle=_dash(style.dashes["average" if main else "iterate"]),
+            linestyle=dash(style.dashes["average" if main else "iterate"]),
             linewidth=1.5 if main else 0.9,
             marker="o" if len(curve.epoch) == 1 else None,
             label=curve.label if main else None,
@@ -104,7 +118,7 @@ def _rates(collection: Collection, axes: Any, _: str) -> None:
             rate["rate"],
             where="post",
             color=colour,
-            linestyle=_dash(style.dashes["average"]),
+            linestyle=dash(style.dashes["average"]),
             label=rate["label"],
         )
         if rate["start"] is not None:
@@ -112,7 +126,7 @@ def _rates(collection: Collection, axes: Any, _: str) -> None:
     axes.set_xlabel("epoch")
     axes.set_ylabel("learning rate")
     if collection.labels:
-        axes.set_yscale("log")
+        logarithmic(axes.yaxis)
         axes.legend(ncols=2)
 
 

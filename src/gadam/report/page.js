@@ -31,6 +31,7 @@
 
   const embed = async (id, spec) => {
     const box = document.getElementById(id);
+    if (!box) return;  // a page without runs
     try {
       await vegaEmbed(box, { ...spec, config: { ...spec.config, ...config() } }, { actions: false, renderer: "svg" });
     } catch (error) {
@@ -107,15 +108,15 @@
   button.addEventListener("click", () => { setTheme(dark() ? "light" : "dark"); sessionStorage.setItem("theme", root.dataset.theme); draw(); });
 
   const form = document.getElementById("controls");
-  form.addEventListener("submit", (e) => e.preventDefault());
-  form.addEventListener("change", () => draw());
-  for (const all of form.querySelectorAll("button[data-all]"))
+  form?.addEventListener("submit", (e) => e.preventDefault());
+  form?.addEventListener("change", () => draw());
+  for (const all of form?.querySelectorAll("button[data-all]") || [])
     all.addEventListener("click", () => {
       for (const box of form.querySelectorAll('input[name="method"]')) box.checked = all.dataset.all === "true";
       draw();
     });
 
-  if (data.live) {
+  if (data.live && form) {
     // What is chosen outlives a reload.
     const inputs = [...form.querySelectorAll("input")];
     const key = (i) => `${i.name}=${i.value}`;

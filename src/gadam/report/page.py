@@ -91,6 +91,9 @@ def render(collection: Collection, *, live: str = "") -> str:
         "connect": "'self'" if live else "'none'",
     }
     page = _file("page.html")
+    before, _, rest = page.partition("@@?runs@@")
+    of_runs, _, after = rest.partition("@@?end@@")
+    page = before + (of_runs if collection.runs else "") + after
     # By position, not by replacing: what is filled in must not be looked through again.
     pieces = page.split("@@")
     return "".join(piece if i % 2 == 0 else values[piece] for i, piece in enumerate(pieces))
@@ -149,6 +152,8 @@ def _lead(collection: Collection) -> str:
     done = sum(run.result is not None for run in collection.runs)
     total = max(len(collection.runs), collection.expected)
     seeds = len({run.seed for run in collection.runs})
+    if not total:
+        return ""
     words = f"{done} of {total} runs are finished: {len(collection.labels)} methods"
     return f"{words}, {seeds} seed{'s' if seeds != 1 else ''}. {collection.experiment.note}".strip()
 

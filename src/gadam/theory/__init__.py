@@ -9,8 +9,9 @@
 """
 
 from gadam.theory.errata import ERRATA, Erratum
+from gadam.theory.mean_field import Dependent, dependent
 from gadam.theory.noise import Absolute, ExactNoise, FourierNoise, Relative, summed_noise_trace
-from gadam.theory.plan import Advice, CurveAdvice, from_curve, from_measurements, plan
+from gadam.theory.planning import Advice, CurveAdvice, from_curve, from_measurements, plan
 from gadam.theory.predict import (
     Moments,
     Phase,
@@ -28,7 +29,7 @@ from gadam.theory.predict import (
     log_ball_probability,
     regret_bound,
 )
-from gadam.theory.simulate import Run, simulate, simulate_dependent
+from gadam.theory.simulation import Run, simulate, simulate_dependent
 from gadam.theory.spectrum import Spectrum, marchenko_pastur, measured, power_law
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "Absolute",
     "Advice",
     "CurveAdvice",
+    "Dependent",
     "Erratum",
     "ExactNoise",
     "FourierNoise",
@@ -49,6 +51,7 @@ __all__ = [
     "average_variance",
     "best_rate",
     "covariance_with_later",
+    "dependent",
     "distance_squared",
     "ema",
     "ema_variance",

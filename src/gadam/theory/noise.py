@@ -198,7 +198,7 @@ class FourierNoise:
     Given the frequencies this is exactly Gaussian, and over them its covariance is exactly ∂∂'k. The M frequencies of
     one draw make two errors. Tr Cov(ε, ε')/P has a standard deviation of at most σ²·√((1 + 2/P)/M), see
     :attr:`error`. And the slope of the noise is that of the process only up to a share P/M: where the iterate feels it
-    (see :mod:`gadam.theory.dependent`), M has to be large beside P.
+    (see :mod:`gadam.theory.mean_field`), M has to be large beside P.
 
     Args:
         kernel: of the process
@@ -257,21 +257,25 @@ class _Dense:
 
 
 class _Structured:
-    """Blocks √P·C·D₁·C·D₂·C·D₃ of an orthonormal cosine transform C and diagonals D of random signs."""
+    """Blocks S·C·D₁·C·D₂·C·D₃ of an orthonormal cosine transform C and diagonals D of random signs.
+
+    S gives each row the length that a row of independent normal numbers has.
+    """
 
     def __init__(self, random: np.random.Generator, features: int, size: int) -> None:
         blocks = -(-features // size)
         self.features = blocks * size
         self._signs: Array = random.choice([-1.0, 1.0], size=(3, blocks, size))
+        self._lengths: Array = np.sqrt(random.chisquare(size, (blocks, size)))
 
     def forward(self, x: Array) -> Array:
         out: Array = np.broadcast_to(x, self._signs.shape[1:])
         for signs in self._signs:
             out = fft.dct(signs * out, norm="ortho", axis=-1)
-        return (out * np.sqrt(out.shape[-1])).ravel()
+        return (self._lengths * out).ravel()
 
     def adjoint(self, v: Array) -> Array:
-        out: Array = v.reshape(self._signs.shape[1:])
+        out: Array = self._lengths * v.reshape(self._lengths.shape)
         for signs in self._signs[::-1]:
             out = signs * fft.idct(out, norm="ortho", axis=-1)
-        return out.sum(0) * np.sqrt(out.shape[-1])
+        return out.sum(0)

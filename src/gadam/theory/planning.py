@@ -6,7 +6,6 @@ measured noise and curvature, or its loss curve alone. Each piece of advice says
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -205,7 +204,7 @@ class CurveAdvice:
 
 
 def from_curve(
-    steps: Sequence[float], losses: ArrayLike, effective_dimension: float = 1.0
+    steps: ArrayLike, losses: ArrayLike, effective_dimension: float = 1.0
 ) -> CurveAdvice:
     """Advice from the losses of iterates along a run at a constant rate.
 

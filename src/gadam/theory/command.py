@@ -1,0 +1,239 @@
+"""`gadam theory`: the theory's figures, and advice from a run."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from gadam._names import did_you_mean
+from gadam.report.command import write as write_report
+from gadam.report.figures import STYLE, dash, logarithmic
+from gadam.report.records import RunRecord, collect
+from gadam.report.series import COLOURS
+from gadam.theory import planning
+from gadam.theory.figures import FIGURES, Picture
+from gadam.train.record import write_atomically, write_json
+
+__all__ = ["main"]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command."""
+    names = ", ".join(FIGURES)
+    parser = argparse.ArgumentParser(
+        prog="gadam theory",
+        description="What the theory predicts, beside a simulation of it; or what it advises for a run.",
+        epilog=f"Figures: {names}.",
+    )
+    parser.add_argument(
+        "name", metavar="NAME", help="a figure, `all` of them, or `plan` for advice from a run"
+    )
+    parser.add_argument("run", nargs="?", type=Path, help="the run's folder, for `plan`")
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/theory"), help="where to (default: runs/theory)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the simulation")
+    parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
+    options = parser.parse_args(arguments)
+    if options.name == "plan":
+        if options.run is None:
+            parser.error("`gadam theory plan` needs the folder of a run")
+        return _plan(options.run, options.json)
+    wanted = list(FIGURES) if options.name == "all" else [options.name]
+    if wanted[0] not in FIGURES:
+        near = did_you_mean(options.name, [*FIGURES, "all", "plan"])
+        hint = f": did you mean {near!r}?" if near else f" (there are {names}, all)"
+        print(f"gadam theory: there is no figure {options.name!r}{hint}", file=sys.stderr)
+        return 2
+    for name in wanted:
+        picture = FIGURES[name](options.seed)
+        save(name, picture, options.out)
+        if options.json:
+            print(json.dumps({"name": name, **asdict(picture)}), flush=True)
+        else:
+            print(f"{name}: {picture.title}. {picture.caption}\n", flush=True)
+    page = write_report([options.out], options.out)
+    if not options.json:
+        print(f"The figures are in {options.out}; the page is {page}")
+    return 0
+
+
+# ------------------------------------------------------------------------------------------ figures
+
+
+def save(name: str, picture: Picture, folder: Path) -> None:
+    """NAME.png, NAME.svg, NAME.json, and a section of the report page."""
+    (folder / "sections").mkdir(parents=True, exist_ok=True)
+    for ending, content in draw(picture).items():
+        write_atomically(folder / f"{name}.{ending}", content)
+    write_json(folder / f"{name}.json", {"name": name, **asdict(picture)})
+    section = {
+        "title": picture.title,
+        "blocks": [{"kind": "chart", "spec": vega(picture), "caption": picture.caption}],
+    }
+    write_json(folder / "sections" / f"theory-{name}.json", section)
+
+
+def _colours(picture: Picture) -> dict[str, str]:
+    labels = dict.fromkeys(series.label for series in picture.series)
+    return {label: COLOURS[i % len(COLOURS)] for i, label in enumerate(labels)}
+
+
+def draw(picture: Picture) -> dict[str, bytes]:
+    """The figure as PNG and SVG."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    colours = _colours(picture)
+    found = {}
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(6.3, 3.8))
+        axes = figure.add_subplot()
+        for series in picture.series:
+            colour = colours[series.label]
+            if series.kind == "simulation":
+                axes.errorbar(
+                    series.x,
+                    series.y,
+                    yerr=[2 * e for e in series.error],
+                    color=colour,
+                    fmt="o",
+                    markersize=4,
+                    capsize=2,
+                )
+            else:
+                style: Any = "-" if series.kind == "prediction" else dash((4, 3))
+                axes.plot(series.x, series.y, color=colour, linestyle=style, label=series.label)
+        for axis, log in ((axes.xaxis, picture.log_x), (axes.yaxis, picture.log_y)):
+            if log:
+                logarithmic(axis)
+        axes.set_xlabel(picture.x)
+        axes.set_ylabel(picture.y)
+        axes.legend()
+        for ending in ("png", "svg"):
+            content = io.BytesIO()
+            metadata = {"Date": None} if ending == "svg" else {"Software": None}
+            figure.savefig(content, format=ending, metadata=metadata)
+            found[ending] = content.getvalue()
+    return found
+
+
+def vega(picture: Picture) -> dict[str, Any]:
+    """The figure for the page."""
+    colours = _colours(picture)
+    rows = [
+        {
+            "label": s.label,
+            "kind": s.kind,
+            "x": x,
+            "y": y,
+            "low": y - 2 * e,
+            "high": y + 2 * e,
+        }
+        for s in picture.series
+        for x, y, e in zip(s.x, s.y, s.error or [0.0] * len(s.x))
+    ]
+    across = {
+        "field": "x",
+        "type": "quantitative",
+        "title": picture.x,
+        "scale": {"type": "log" if picture.log_x else "linear", "zero": False},
+        "axis": {"format": "~g"},
+    }
+    up = {
+        "field": "y",
+        "type": "quantitative",
+        "title": picture.y,
+        "scale": {"type": "log" if picture.log_y else "linear", "zero": False},
+        "axis": {"format": "~g"},
+    }
+    colour = {
+        "field": "label",
+        "type": "nominal",
+        "title": None,
+        "scale": {"domain": list(colours), "range": list(colours.values())},
+        "legend": {"orient": "top", "columns": 3, "labelLimit": 300},
+    }
+    tooltip = [
+        {"field": "label", "title": "what"},
+        {"field": "kind"},
+        {"field": "x", "title": picture.x, "format": ".4~g"},
+        {"field": "y", "title": picture.y, "format": ".4~g"},
+    ]
+    return {
+        "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
+        "width": "container",
+        "height": 320,
+        "data": {"values": rows},
+        "layer": [
+            {
+                "transform": [{"filter": f"datum.kind == '{kind}'"}],
+                "mark": {"type": "line", "strokeDash": list(pattern)},
+                "encoding": {"x": across, "y": up, "color": colour, "tooltip": tooltip},
+            }
+            for kind, pattern in (("prediction", (1, 0)), ("printed", (4, 3)))
+        ]
+        + [
+            {
+                "transform": [{"filter": "datum.kind == 'simulation'"}],
+                "mark": "rule",
+                "encoding": {
+                    "x": across,
+                    "y": {**up, "field": "low"},
+                    "y2": {"field": "high"},
+                    "color": colour,
+                },
+            },
+            {
+                "transform": [{"filter": "datum.kind == 'simulation'"}],
+                "mark": {"type": "point", "filled": True, "size": 45},
+                "encoding": {"x": across, "y": up, "color": colour, "tooltip": tooltip},
+            },
+        ],
+    }
+
+
+# --------------------------------------------------------------------------------------------- plan
+
+
+def _plan(folder: Path, as_json: bool) -> int:
+    found = collect([folder])
+    if not found.runs:
+        reason = "; ".join(found.problems) or f"{folder} holds no run"
+        print(f"gadam theory plan: {reason}", file=sys.stderr)
+        return 2
+    status = 0
+    for run in found.runs:
+        try:
+            advice = _advice(run)
+        except ValueError as error:
+            print(f"gadam theory plan: {run.label}, seed {run.seed}: {error}", file=sys.stderr)
+            status = 2
+            continue
+        if as_json:
+            print(json.dumps({"run": run.label, "seed": run.seed, **asdict(advice)}))
+        else:
+            text = str(advice).replace("step", "epoch")
+            print(f"{run.label}, seed {run.seed}:\n{text}\n")
+    return status
+
+
+def _advice(run: RunRecord) -> planning.CurveAdvice:
+    """From the loss curve of the run's iterates, on validation data if there are some; in epochs."""
+    epochs, losses = [], []
+    for line in run.lines:
+        parts = line.get("iterate", {})
+        loss = (parts.get("validation") or parts.get("test") or {}).get("loss")
+        if loss is not None:
+            epochs.append(line["epoch"])
+            losses.append(loss)
+    advice = planning.from_curve(epochs, losses)
+    if run.recipe.schedule.name != "constant":
+        caution = "The learning rate was not constant in this run, as the model has it."
+        advice = replace(advice, cautions=(*advice.cautions, caution))
+    return advice

@@ -1,0 +1,108 @@
+"""`gadam theory`: its figures show prediction and simulation in agreement."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import made
+from gadam.cli import main
+from gadam.theory.figures import FIGURES
+
+WANTED = {
+    "shell",
+    "dimension",
+    "dependence",
+    "stride",
+    "ema",
+    "preconditioning",
+    "batch-growth",
+}
+
+
+def test_every_figure_of_the_story_is_there():
+    assert set(FIGURES) == WANTED
+
+
+@pytest.mark.parametrize("name", sorted(WANTED))
+def test_simulation_lies_on_its_prediction(name):
+    """Each point within five standard errors of the line, or what reading between its knots may err."""
+    picture = FIGURES[name](1)
+    lines = {s.label: s for s in picture.series if s.kind == "prediction"}
+    points = [s for s in picture.series if s.kind == "simulation"]
+    assert points
+    for s in points:
+        line = lines[s.label]
+        x, knots = (np.log(v) if picture.log_x else np.array(v) for v in (s.x, line.x))
+        expected = np.exp(np.interp(x, knots, np.log(line.y)))
+        between = 0.05 if name in ("dependence", "batch-growth") else 0.01
+        error = np.hypot(s.error, between * expected)
+        assert np.abs((np.array(s.y) - expected) / error).max() < 5, s.label
+
+
+def test_the_command_writes_pictures_numbers_and_a_page(tmp_path, capsys):
+    assert main(["theory", "stride", "--out", str(tmp_path)]) == 0
+    assert "next to nothing is lost" in capsys.readouterr().out
+    assert (tmp_path / "stride.png").read_bytes().startswith(b"\x89PNG")
+    ElementTree.parse(tmp_path / "stride.svg")
+    assert "mathdefault" not in (tmp_path / "stride.svg").read_text()
+    numbers = json.loads((tmp_path / "stride.json").read_text())
+    assert {s["kind"] for s in numbers["series"]} == {"prediction", "simulation", "printed"}
+    section = json.loads((tmp_path / "sections" / "theory-stride.json").read_text())
+    assert section["blocks"][0]["kind"] == "chart"
+    page = (tmp_path / "report.html").read_text()
+    assert section["title"] in page
+    assert "Learning curves" not in page
+    assert "Not all is here" not in page
+
+
+def test_json_is_for_programs(tmp_path, capsys):
+    assert main(["theory", "ema", "--json", "--seed", "3", "--out", str(tmp_path)]) == 0
+    assert json.loads(capsys.readouterr().out)["name"] == "ema"
+
+
+def test_a_section_joins_the_runs_of_a_folder(tmp_path):
+    made.run(tmp_path / "gadam-0", "Gadam", 0)
+    assert main(["theory", "stride", "--out", str(tmp_path)]) == 0
+    page = (tmp_path / "report.html").read_text()
+    assert "Learning curves" in page
+    assert "A stride costs little" in page
+
+
+def test_mistakes_get_a_sentence(tmp_path, capsys):
+    assert main(["theory", "strid"]) == 2
+    assert "did you mean 'stride'?" in capsys.readouterr().err
+    assert main(["theory", "plan", str(tmp_path)]) == 2
+    assert "holds no run" in capsys.readouterr().err
+    assert main(["theory", "plan", str(tmp_path / "nowhere")]) == 2
+    assert "is not a folder" in capsys.readouterr().err
+    made.run(tmp_path / "short-0", "Gadam", 0)
+    assert main(["theory", "plan", str(tmp_path / "short-0")]) == 2
+    assert "at least 8" in capsys.readouterr().err
+
+
+def test_a_plan_from_a_run(tmp_path: Path, capsys):
+    folder = tmp_path / "run-0"
+    made.run(folder, "Gadam", 0)
+    random = np.random.default_rng(0)
+    lines = [json.loads((folder / "epochs.jsonl").read_text().splitlines()[0])]
+    template = lines[0]
+    written = []
+    for epoch in range(1, 41):
+        loss = 0.5 + 2 * np.exp(-epoch / 4) + 0.01 * random.standard_normal()
+        line = {**template, "epoch": epoch}
+        line["iterate"] = {"test": {"accuracy": 50.0, "loss": float(loss)}}
+        written.append(json.dumps(line))
+    (folder / "epochs.jsonl").write_text("\n".join(written) + "\n")
+    assert main(["theory", "plan", str(folder)]) == 0
+    said = capsys.readouterr().out
+    assert "Average from epoch" in said
+    assert "not constant" in said
+    assert main(["theory", "plan", str(folder), "--json"]) == 0
+    advice = json.loads(capsys.readouterr().out)
+    assert 8 < advice["first"] < 30
+    assert advice["time_constant"] == pytest.approx(4, rel=0.2)

@@ -1,0 +1,141 @@
+"""Dependent noise: mean-field predictions against simulations with noise that is a function of the place."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gadam import theory
+from gadam.theory import Absolute, ExactNoise, FourierNoise, Phase, Quadratic, Relative, Spectrum
+
+
+def z(samples: np.ndarray, expected: float, systematic: float) -> float:
+    """Of a mean over replicas, with a relative error of the prediction added."""
+    error = samples.std(ddof=1) / np.sqrt(len(samples))
+    return float((samples.mean() - expected) / np.hypot(error, systematic * expected))
+
+
+@pytest.mark.parametrize("length", [1.0, 2.5, 5.0, 12.0, 40.0])
+def test_theorem_2_with_its_distances(length):
+    """P = 200: 1/P and P/M of the features allow some percent of difference, stated below."""
+    size, run = 200, Phase(100, 0.2)
+    kernel = Absolute(1.0, length)
+    model = Quadratic(Spectrum([1.0], [size]), start=0.0)
+    predicted = theory.dependent(model, run, kernel)
+    done = theory.simulate_dependent(
+        model,
+        run,
+        lambda seed: FourierNoise(kernel, size, 8000, seed=seed, structured=True),
+        replicas=10,
+    )
+    assert done.average is not None
+    systematic = 1 / size + size / 8000
+    for point, moments in ((done.average, predicted.average), (done.last, predicted.last)):
+        assert abs(z((point**2).mean(1), moments.variance[0], systematic)) < 4
+
+
+def test_independent_and_identical_noise_are_its_limits():
+    model = Quadratic(Spectrum([1.0, 0.3], [500, 500]), noise=1.0, start=1.0)
+    run = Phase(80, 0.2)
+    short = theory.dependent(model, run, Absolute(1.0, 0.01), first=20, every=3)
+    for found, expected in (
+        (short.last, theory.last_iterate(model, run)),
+        (short.average, theory.average(model, run, 20, 3)),
+    ):
+        np.testing.assert_allclose(found.variance, expected.variance, rtol=1e-6)
+        np.testing.assert_allclose(found.mean, expected.mean, rtol=1e-6)
+    long = theory.dependent(model, run, Absolute(1.0, 1e6))
+    q = 1 - 0.2 * np.array([1.0, 0.3])
+    np.testing.assert_allclose(
+        long.last.variance, ((1 - q**80) / np.array([1.0, 0.3])) ** 2, rtol=1e-4
+    )
+    far = np.abs(np.subtract.outer(np.arange(80), np.arange(80)))
+    independent = theory.distance_squared(model, Phase(79, 0.2), 0)
+    assert independent == 0
+    assert (short.squared_distance[far > 0] > 0).all()
+    assert np.allclose(np.diagonal(short.noise_covariance), 1.0)
+
+
+def test_the_answer_of_the_noise_matters():
+    """Without it, by covariances alone, the last iterate would be three times as far."""
+    size, ell = 200, 5.0
+    model = Quadratic(Spectrum([1.0], [size]), start=0.0)
+    kernel = Absolute(1.0, ell)
+    right = theory.dependent(model, Phase(100, 0.2), kernel)
+    noise = np.zeros((100, 100))
+    q = 0.8
+    reach = np.array(
+        [[-0.2 * q ** (t - 1 - s) if s < t else 0.0 for s in range(100)] for t in range(101)]
+    )
+    for _ in range(200):
+        gram = size * reach @ noise @ reach.T
+        squares = np.diagonal(gram)
+        d2 = squares[:, None] + squares[None] - 2 * gram
+        noise = kernel.trace(np.maximum(d2[:100, :100], 0.0), size) / size
+    unanswered = reach[-1] @ noise @ reach[-1]
+    done = theory.simulate_dependent(
+        model, Phase(100, 0.2), lambda seed: FourierNoise(kernel, size, 8000, seed=seed), replicas=3
+    )
+    simulated = (done.last**2).mean()
+    assert simulated == pytest.approx(right.last.variance[0], rel=0.1)
+    assert unanswered > 1.25 * simulated
+
+
+@pytest.mark.parametrize("length", [0.1, 0.3, 1.0])
+def test_theorem_3_on_a_kernel_that_exists(length):
+    size, run = 300, Phase(80, 0.2)
+    kernel = Relative(30.0, length)
+    model = Quadratic(Spectrum([1.0, 0.3], [size // 2, size // 2]), start=1.0, minimum=2.0)
+    predicted = theory.dependent(model, run, kernel)
+    done = theory.simulate_dependent(
+        model,
+        run,
+        lambda seed: FourierNoise(kernel, size, 20 * size, seed=seed, structured=True),
+        replicas=10,
+    )
+    assert done.average is not None
+    mean = np.repeat(predicted.average.mean, size // 2)
+    for i in range(2):
+        part = slice(i * size // 2, (i + 1) * size // 2)
+        samples = ((done.average[:, part] - mean[part]) ** 2).mean(1)
+        assert abs(z(samples, predicted.average.variance[i], 0.08)) < 4
+
+
+def test_features_agree_with_exact_draws():
+    """In three dimensions, where both can be had: moments of the average over many draws."""
+    kernel, run = Absolute(1.0, 1.0), Phase(25, 0.3)
+    model = Quadratic(Spectrum([1.0, 0.5, 0.2]), start=[1.0, -1.0, 0.5])
+    exact = theory.simulate_dependent(
+        model, run, lambda seed: ExactNoise(kernel, seed), replicas=300
+    )
+    features = theory.simulate_dependent(
+        model,
+        run,
+        lambda seed: FourierNoise(kernel, 3, 400, seed=seed, structured=False),
+        replicas=300,
+    )
+    for a, b in ((exact.last, features.last), (exact.average, features.average)):
+        assert a is not None
+        assert b is not None
+        for f in (lambda x: x, np.square):
+            x, y = f(a), f(b)
+            error = np.sqrt((x.var(0) + y.var(0)) / 300)
+            assert (np.abs(x.mean(0) - y.mean(0)) / error).max() < 4.5
+
+
+def test_the_relative_kernel_needs_a_direction():
+    model = Quadratic(Spectrum([1.0], [10]), start=0.0)
+    with pytest.raises(ValueError, match="no meaning at w = 0"):
+        theory.dependent(model, Phase(3, 0.1), Relative())
+    with pytest.raises(ValueError, match="no step is sampled"):
+        theory.dependent(model, Phase(3, 0.1), Absolute(), first=9)
+
+
+@pytest.mark.slow
+def test_ten_thousand_directions_and_a_thousand_steps():
+    size, run = 10_000, Phase(1000, 0.1)
+    kernel = Absolute(1.0, 30.0)
+    model = Quadratic(Spectrum([1.0], [size]), start=0.0)
+    done = theory.simulate_dependent(model, run, lambda seed: FourierNoise(kernel, size, seed=seed))
+    predicted = theory.dependent(model, run, kernel)
+    assert (done.last**2).mean() == pytest.approx(predicted.last.variance[0], rel=0.15)

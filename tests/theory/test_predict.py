@@ -1,0 +1,259 @@
+"""Predictions: against plain recursions, the paper's closed forms, and each other."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from scipy import special, stats
+
+from gadam import theory
+from gadam.theory import Phase, Quadratic, Spectrum
+
+RATE = st.floats(0.01, 1.5)
+PHASES = st.lists(
+    st.builds(Phase, st.integers(1, 12), RATE, st.floats(0.5, 20)), min_size=1, max_size=3
+)
+
+
+def by_hand(model: Quadratic, phases: list[Phase], weights: np.ndarray):
+    """Mean and covariance of all iterates, written out; then of Σ weights·w_t."""
+    steps = [(p.rate, p.batch_size) for p in phases for _ in range(p.steps)]
+    n = len(steps)
+    means, variances = [], []
+    for k, lam in enumerate(model.spectrum.eigenvalues):
+        h, pull = model.gain[k], model.contraction[k]
+        reach = np.zeros((n + 1, n))
+        mean = np.zeros(n + 1)
+        mean[0] = np.asarray(model.start)[k]
+        for t, (rate, batch) in enumerate(steps):
+            # w ← (1 − αγ − αλh)·w + αλh·w* − αh·ε
+            mean[t + 1] = (1 - rate * pull) * mean[t]
+            mean[t + 1] += rate * lam * h * np.asarray(model.minimum)[k]
+            reach[t + 1] = (1 - rate * pull) * reach[t]
+            reach[t + 1, t] = -rate * h * math.sqrt(model.noise / batch)
+        means.append(weights @ mean)
+        variances.append(float(((weights @ reach) ** 2).sum()))
+    return np.array(means), np.array(variances)
+
+
+@given(
+    PHASES,
+    st.integers(1, 20),
+    st.integers(1, 6),
+    st.floats(0.1, 0.99),
+    st.floats(0, 0.5),
+    st.booleans(),
+)
+def test_every_point_is_the_recursion_written_out(phases, first, every, decay, gamma, adaptive):
+    model = Quadratic(
+        Spectrum([0.0, 0.3, 1.0], [1, 2, 3]),
+        noise=0.7,
+        start=[1.0, -2.0, 0.5],
+        minimum=[0.3, 1.0, -1.0],
+        weight_decay=gamma,
+        preconditioner=[0.5, 0.7, 1.3] if adaptive else None,
+    )
+    total = sum(p.steps for p in phases)
+    sampled = list(range(first, total + 1, every))
+    last = np.zeros(total + 1)
+    last[-1] = 1.0
+    expected = {"last": (theory.last_iterate(model, phases), last)}
+    if sampled:
+        mean, moving = np.zeros(total + 1), np.zeros(total + 1)
+        mean[sampled] = 1 / len(sampled)
+        for i, t in enumerate(reversed(sampled)):
+            moving[t] = decay**i
+        expected["average"] = (theory.average(model, phases, first, every), mean)
+        expected["ema"] = (
+            theory.ema(model, phases, decay, first, every),
+            moving / moving.sum(),
+        )
+    else:
+        with pytest.raises(ValueError, match="no step is sampled"):
+            theory.average(model, phases, first, every)
+    for found, weights in expected.values():
+        means, variances = by_hand(model, phases, weights)
+        np.testing.assert_allclose(found.mean, means, rtol=1e-8, atol=1e-10)
+        np.testing.assert_allclose(found.variance, variances, rtol=1e-8, atol=1e-12)
+
+
+@given(st.floats(0.01, 0.9), st.floats(0.05, 2), st.integers(20, 3000), st.integers(1, 15))
+def test_the_closed_forms_agree_with_the_machinery(rate, lam, steps, every):
+    if not 0.02 < rate * lam < 0.95:
+        return
+    model = Quadratic(Spectrum([lam]), noise=1.3, start=0.0)
+    run = Phase(steps, rate)
+    last = theory.last_iterate(model, run).variance[0]
+    assert theory.last_variance(rate, lam, 1.3, steps) == pytest.approx(last, rel=1e-6)
+    average = theory.average(model, run, every, every).variance[0]
+    assert theory.average_variance(rate, lam, 1.3, steps, every) == pytest.approx(average, rel=1e-5)
+    long = Phase(20_000, rate)
+    settled = theory.ema(model, long, 0.9).variance[0]
+    assert theory.ema_variance(rate, lam, 1.3, 0.9) == pytest.approx(settled, rel=1e-8)
+    leading = theory.average_variance(rate, lam, 1.3, 10**7, every, leading=True)
+    exact = theory.average(model, Phase(10**7, rate), every, every).variance[0]
+    assert leading == pytest.approx(exact, rel=1e-3)
+
+
+def test_no_digits_are_lost_in_flat_directions():
+    """Where nαλ is tiny, the average's variance is s²α²·n(n+1)(2n+1)/6n²; the closed form has lost it."""
+    model = Quadratic(Spectrum([1e-12]), noise=1.0, start=0.0)
+    n, rate = 1000, 0.1
+    expected = rate**2 * (n + 1) * (2 * n + 1) / (6 * n)
+    assert theory.average(model, Phase(n, rate)).variance[0] == pytest.approx(expected, rel=1e-9)
+    assert theory.average_variance(rate, 1e-12, 1.0, n) != pytest.approx(expected, rel=1e-2)
+
+
+def test_the_numbers_that_were_checked_by_simulation():
+    one = Quadratic(Spectrum([2.0]), noise=1.0, start=0.0)
+    assert theory.average(one, Phase(4000, 0.05)).variance[0] * 4000 == pytest.approx(
+        0.25, abs=2e-3
+    )
+    two = Quadratic(Spectrum([1.0]), noise=1.0, start=0.0)
+    assert theory.average(two, Phase(200, 0.01), 10, 10).variance[0] == pytest.approx(
+        0.002009, abs=1e-6
+    )
+    assert theory.ema_variance(0.05, 2.0, 1.0, 0.9) == pytest.approx(0.00660, abs=1e-5)
+
+
+@given(st.integers(1, 40), st.integers(0, 30), st.floats(0.05, 1.2))
+def test_distances_between_iterates(steps, later, rate):
+    model = Quadratic(
+        Spectrum([0.2, 1.0], [2, 3]), noise=0.5, start=[1.0, 2.0], minimum=[0.0, -1.0]
+    )
+    total = steps + later
+    weights = np.zeros(total + 1)
+    weights[total] += 1.0
+    weights[steps] -= 1.0
+    mean, variance = by_hand(model, [Phase(total, rate)], weights)
+    expected = model.spectrum.counts @ (mean**2 + variance)
+    found = theory.distance_squared(model, Phase(steps, rate), later)
+    assert found == pytest.approx(expected, rel=1e-8, abs=1e-12)
+    covariance = theory.covariance_with_later(model, Phase(steps, rate), later, rate)
+    last = theory.last_iterate(model, Phase(steps, rate)).variance
+    np.testing.assert_allclose(covariance, last * (1 - rate * np.array([0.2, 1.0])) ** later)
+
+
+@given(st.integers(1, 300), st.floats(0.1, 3), st.floats(0, 5))
+def test_the_expected_distance_is_that_of_the_chi_distribution(dimension, deviation, bias):
+    moments = theory.Moments(
+        Quadratic(Spectrum([1.0], [dimension])), np.array([bias]), np.array([deviation**2])
+    )
+    scaled = dimension * (bias / deviation) ** 2
+    if bias == 0:
+        expected = deviation * stats.chi(dimension).mean()
+    else:  # E√X of a noncentral χ², by Laguerre's function
+        expected = (
+            deviation
+            * math.sqrt(2)
+            * math.exp(special.gammaln((dimension + 1) / 2) - special.gammaln(dimension / 2))
+            * special.hyp1f1(-0.5, dimension / 2, -scaled / 2)
+        )
+    assume(math.isfinite(expected))  # scipy's function overflows for some
+    assert moments.distance == pytest.approx(expected, rel=1e-6)
+    assert moments.distance <= math.sqrt(moments.squared_distance) * (1 + 1e-9)
+
+
+def test_concentration_holds_and_does_not_depend_on_the_dimension():
+    random = np.random.default_rng(0)
+    for dimension in (10, 1000):
+        moments = theory.last_iterate(
+            Quadratic(Spectrum([1.0], [dimension]), noise=1.0), Phase(50, 0.2)
+        )
+        spread = np.sqrt(moments.variance[0])
+        draws = moments.mean[0] + spread * random.standard_normal((20_000, dimension))
+        away = np.abs(np.linalg.norm(draws, axis=1) - moments.distance)
+        for t in (0.5 * spread, spread, 2 * spread, 3 * spread):
+            assert (away >= t).mean() <= moments.tail_bound(t) + 1e-3
+        assert moments.tail_bound(3 * spread) == pytest.approx(2 * math.exp(-4.5))
+
+
+@given(st.integers(1, 60), st.integers(1, 50), st.floats(0.05, 3), st.floats(0.3, 3))
+def test_the_ball_lemma_is_the_incomplete_gamma_function(dimension, points, radius, deviation):
+    x = points ** (2 / dimension) * radius**2 / (2 * deviation**2)
+    expected = special.gammainc(dimension / 2, x)
+    found = math.exp(theory.log_ball_probability(dimension, points, radius, deviation))
+    assert found == pytest.approx(expected, rel=1e-8)
+
+
+def test_the_ball_lemma_where_it_underflows():
+    found = float(theory.log_ball_probability(25_000_000, 10**6, 1.0, 1.0))
+    a, x = 12_500_000.0, 0.5 * math.exp(math.log(10**6) / 12_500_000)
+    assert found == pytest.approx(a * math.log(x) - x - special.gammaln(a + 1), rel=1e-9)
+    assert theory.far_apart(25_000_000, 10**6, 100.0, 1.0) == 1.0
+    assert theory.far_apart(2, 1000, 1.0, 1.0) == 0.0
+    assert theory.far_apart(2, 1, 1.0, 1.0) == 1.0
+
+
+def test_iterates_are_as_far_apart_as_the_lemma_says():
+    dimension, points, distance = 30, 40, 3.0
+    random = np.random.default_rng(1)
+    apart = []
+    for _ in range(2000):
+        x = random.standard_normal((points, dimension))
+        d2 = ((x[:, None] - x[None]) ** 2).sum(-1)
+        apart.append(d2[np.triu_indices(points, 1)].min() > distance**2)
+    bound = theory.far_apart(dimension, points, distance, 1.0)
+    assert 0.5 < bound <= np.mean(apart) + 4 * math.sqrt(0.25 / 2000)
+
+
+@given(st.floats(0.01, 0.5), st.integers(10, 2000), st.floats(0, 3))
+def test_the_average_is_within_the_regret_bound(rate, steps, noise):
+    model = Quadratic(Spectrum([1.0, 0.1, 0.01]), noise=noise, start=[1.0, 2.0, 3.0])
+    average = theory.average(model, Phase(steps, rate), first=1)
+    bound = theory.regret_bound(14.0, rate, steps, noise * 3)
+    assert average.loss <= bound
+
+
+def test_the_best_rate_makes_the_bound_small():
+    beta, sigma, distance = 1.0, 2.0, 3.0
+    for steps in (100, 10_000):
+        rate = theory.best_rate(beta, sigma, steps, distance)
+        assert rate < 1 / beta
+        bound = theory.regret_bound(distance**2, rate, steps, sigma**2)
+        assert bound <= beta * distance**2 / (2 * steps) + 1.5 * sigma * distance / math.sqrt(steps)
+
+
+def test_drops_and_larger_batches_end_where_they_should():
+    model = Quadratic(Spectrum([1.0]), noise=1.0, start=1.0)
+    for phase in (Phase(5000, 0.01), Phase(5000, 0.1, 10.0)):
+        end = theory.last_iterate(model, [Phase(100, 0.1), phase]).variance[0]
+        settled = theory.last_variance(phase.rate, 1.0, 1.0 / phase.batch_size)
+        assert end == pytest.approx(settled, rel=1e-9)
+
+
+def test_where_weight_decay_and_preconditioning_let_it_settle():
+    lam, gamma, eps = np.array([0.1, 1.0]), 0.2, 0.05
+    model = Quadratic(
+        Spectrum(lam), minimum=[3.0, -1.0], weight_decay=gamma, preconditioner=lam + eps
+    )
+    end = theory.last_iterate(model, Phase(10_000, 0.1))
+    h = 1 / (lam + eps)
+    np.testing.assert_allclose(end.mean, lam * h * [3.0, -1.0] / (gamma + lam * h))
+    q = 1 - 0.1 * (gamma + lam * h)
+    np.testing.assert_allclose(end.variance, (0.1 * h) ** 2 / (1 - q**2))
+    # With the noise truly preconditioned, n·Var of the average goes to s²/λ² again.
+    perfect = Quadratic(Spectrum(lam), start=0.0, preconditioner=lam)
+    average = theory.average(perfect, Phase(10**6, 0.1))
+    np.testing.assert_allclose(1e6 * average.variance, 1 / lam**2, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: Phase(-1, 0.1), "must not be negative"),
+        (lambda: Phase(1, 0.1, 0), "batch size positive"),
+        (lambda: Quadratic(Spectrum([1.0]), noise=-1), "must not be negative"),
+        (lambda: Quadratic(Spectrum([1.0]), preconditioner=0.0), "must be positive"),
+        (lambda: theory.last_iterate(Quadratic(Spectrum([1.0])), []), "at least one phase"),
+        (lambda: theory.average(Quadratic(Spectrum([1.0])), Phase(5, 0.1), 0), "at least 1"),
+        (lambda: theory.ema(Quadratic(Spectrum([1.0])), Phase(5, 0.1), 1.0), r"lie in \(0, 1\)"),
+    ],
+)
+def test_what_cannot_be(make, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        make()

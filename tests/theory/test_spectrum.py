@@ -1,0 +1,64 @@
+"""Spectra: their moments are the known ones."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gadam.theory import Spectrum, marchenko_pastur, measured, power_law
+
+
+@given(st.floats(0.05, 0.95), st.floats(0.1, 10))
+def test_marchenko_pastur_has_its_moments(ratio, scale):
+    spectrum = marchenko_pastur(5000, ratio, scale, points=4000)
+    assert spectrum.dimension == pytest.approx(5000)
+    assert spectrum.mean(lambda x: x) == pytest.approx(scale, rel=1e-3)
+    assert spectrum.mean(lambda x: x**2) == pytest.approx(scale**2 * (1 + ratio), rel=1e-3)
+    edges = scale * (1 - np.sqrt(ratio)) ** 2, scale * (1 + np.sqrt(ratio)) ** 2
+    assert edges[0] <= spectrum.eigenvalues.min()
+    assert spectrum.eigenvalues.max() <= edges[1]
+
+
+def test_marchenko_pastur_is_that_of_random_matrices():
+    x = np.random.default_rng(0).standard_normal((400, 800))
+    values = np.linalg.eigvalsh(x @ x.T / 800)
+    spectrum = marchenko_pastur(400, 0.5)
+    assert spectrum.mean(lambda v: 1 / v) == pytest.approx((1 / values).mean(), rel=0.02)
+    assert np.abs(np.sort(values) - np.sort(spectrum.expanded())).max() < 0.15
+
+
+@given(st.floats(0, 2), st.integers(50, 5000))
+def test_a_power_law_in_groups_is_nearly_the_whole_one(exponent, dimension):
+    whole, grouped = power_law(dimension, exponent, 3.0), power_law(dimension, exponent, 3.0, 400)
+    assert len(grouped.eigenvalues) <= 400
+    assert grouped.dimension == pytest.approx(dimension)
+    for f in (lambda v: v, lambda v: v**2):
+        assert grouped.mean(f) == pytest.approx(whole.mean(f), rel=1e-3)
+
+
+def test_a_measured_density_loses_its_negative_part():
+    spectrum = measured([-0.5, 0.0, 1.0], [1.0, 2.0, 1.0], dimension=40)
+    assert spectrum.eigenvalues.tolist() == [0.0, 1.0]
+    assert spectrum.counts.tolist() == [20.0, 10.0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (([1.0, -0.1],), "no minimum along a negative eigenvalue"),
+        (([],), "not empty"),
+        (([1.0, np.nan],), "finite"),
+        (([1.0, 2.0], [1.0]), "positive count for each"),
+    ],
+)
+def test_spectra_that_cannot_be(arguments, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        Spectrum(*arguments)
+    with pytest.raises(ValueError, match="ratio"):
+        marchenko_pastur(10, 1.5)
+    with pytest.raises(ValueError, match="exponent"):
+        power_law(10, -1)
+    with pytest.raises(ValueError, match="finer"):
+        Spectrum([1.0], [2.5]).expanded()
