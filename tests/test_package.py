@@ -57,7 +57,7 @@ def test_imports_go_one_way():
                 assert not (part == "average" and target == "optim"), path.name
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/language.md"])
+@pytest.mark.parametrize("document", ["README.md", "docs/language.md", "docs/theory.md"])
 def test_code_blocks_run(document):
     """The Python blocks of a document, one after the other in one namespace."""
     text = (ROOT / document).read_text()

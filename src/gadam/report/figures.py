@@ -61,15 +61,14 @@ def write_figures(collection: Collection, folder: Path) -> list[Path]:
 
 def logarithmic(axis: Any) -> None:
     """A logarithmic scale with plain numbers at it: labels are not parsed as mathematics."""
-    from matplotlib.ticker import FuncFormatter, NullFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     axis._set_axes_scale("log")
     low, high = sorted(axis.get_view_interval())
+    if high < 100 * low:  # too few powers of ten in it
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    if high < 10 * low:  # too few powers of ten in it
-        axis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    else:
-        axis.set_minor_formatter(NullFormatter())
+    axis.set_minor_formatter(NullFormatter())
 
 
 def dash(pattern: tuple[int, ...]) -> Any:

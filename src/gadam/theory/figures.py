@@ -96,7 +96,7 @@ def _variance_points(label: str, x: Any, draws: list[Any]) -> Series:
 @_figure
 def shell(seed: int) -> Picture:
     """Theorem 1: the last iterate on its shell, the average within."""
-    model = Quadratic(Spectrum([1.0], counts=[1000]), noise=1.0, start=1.0)
+    model = Quadratic(Spectrum([1.0], counts=[1000]), noise=1.0, start=10.0)
     rate, steps = 0.1, 3000
     at = np.unique(np.geomspace(1, steps, 40).astype(int))
     run = simulate(model, Phase(steps, rate), replicas=8, record=at.tolist(), seed=seed)
