@@ -138,20 +138,13 @@ def vega(picture: Picture) -> dict[str, Any]:
         for s in picture.series
         for x, y, e in zip(s.x, s.y, s.error or [0.0] * len(s.x))
     ]
-    across = {
-        "field": "x",
-        "type": "quantitative",
-        "title": picture.x,
-        "scale": {"type": "log" if picture.log_x else "linear", "zero": False},
-        "axis": {"format": "~g"},
-    }
-    up = {
-        "field": "y",
-        "type": "quantitative",
-        "title": picture.y,
-        "scale": {"type": "log" if picture.log_y else "linear", "zero": False},
-        "axis": {"format": "~g"},
-    }
+
+    def axis(name: str, title: str, log: bool) -> dict[str, Any]:
+        scale = {"type": "log" if log else "linear", "zero": False}
+        number = {"field": name, "type": "quantitative", "axis": {"format": "~g"}}
+        return {**number, "title": title, "scale": scale}
+
+    across, up = axis("x", picture.x, picture.log_x), axis("y", picture.y, picture.log_y)
     colour = {
         "field": "label",
         "type": "nominal",

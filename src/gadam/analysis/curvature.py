@@ -1,0 +1,239 @@
+"""Curvature of a loss over a data set, as products of its Hessian with vectors.
+
+The loss is any mean over examples, the data any loader; products are exact over all of it, batch by batch, so that
+nothing larger than a few copies of the parameters is ever kept. Dropout is off. BatchNorm is either as in evaluation, or
+as in training (statistics of each batch, through which derivatives go); its running statistics are left as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["Curvature", "Loss"]
+
+Batch = Any
+Loss = Callable[[nn.Module, Batch], tuple[Tensor, int]]
+"""The mean loss of a batch, and of how many examples it is."""
+
+
+def classification(model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, int]:
+    """Cross-entropy of (input, label) batches: the loss if none is said."""
+    x, y = batch
+    return nn.functional.cross_entropy(model(x), y), len(y)
+
+
+class Curvature:
+    """The Hessian of the mean loss, or its generalised Gauss-Newton matrix, at the model's present weights.
+
+    Args:
+        model: whose parameters; those without requires_grad are held fixed
+        batches: the data, gone through at each product: a list, or a loader that gives the same examples each time
+        loss: gives a batch's mean loss and how many examples it is of; cross-entropy of (input, label) if not said
+        kind: "hessian", or "ggn": JᵀHJ with J the Jacobian of the network's outputs and H the Hessian of the loss with
+            respect to them
+        batchnorm: "eval", with running statistics, or "train", with each batch's own
+        method: how a Hessian product is taken: "reverse" (double backward) or "forward" (forward over reverse)
+
+    Example:
+        >>> _ = torch.manual_seed(0)
+        >>> model = nn.Linear(3, 2)
+        >>> data = [(torch.randn(8, 3), torch.randint(2, (8,))) for _ in range(4)]
+        >>> hessian = Curvature(model, data)
+        >>> v = torch.ones(hessian.dimension)
+        >>> bool(v @ hessian @ v >= 0)  # logistic regression is convex
+        True
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batches: Iterable[Batch],
+        loss: Loss = classification,
+        *,
+        kind: Literal["hessian", "ggn"] = "hessian",
+        batchnorm: Literal["eval", "train"] = "eval",
+        method: Literal["reverse", "forward"] = "reverse",
+    ) -> None:
+        if kind not in ("hessian", "ggn"):
+            raise ValueError(f"kind is hessian or ggn, not {kind!r}")
+        if batchnorm not in ("eval", "train"):
+            raise ValueError(f"batchnorm is eval or train, not {batchnorm!r}")
+        if method not in ("reverse", "forward"):
+            raise ValueError(f"method is reverse or forward, not {method!r}")
+        if isinstance(batches, Iterator):
+            raise ValueError("batches must be a list or a loader: they are gone through many times")
+        self.model, self.batches, self.loss = model, batches, loss
+        self.kind, self.batchnorm, self.method = kind, batchnorm, method
+        self.names = [name for name, p in model.named_parameters() if p.requires_grad]
+        self.params = [p for p in model.parameters() if p.requires_grad]
+        if not self.params:
+            raise ValueError("the model has no parameters that learn")
+
+    @property
+    def dimension(self) -> int:
+        """P, how many parameters there are."""
+        return sum(p.numel() for p in self.params)
+
+    # ------------------------------------------------------------------------------------ flat vectors
+
+    def flat(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Tensors of the parameters' shapes as one vector."""
+        return torch.cat([t.reshape(-1) for t in tensors])
+
+    def shaped(self, vector: Tensor) -> list[Tensor]:
+        """A vector as tensors of the parameters' shapes."""
+        if vector.shape != (self.dimension,):
+            raise ValueError(
+                f"a vector of {self.dimension} numbers is wanted, not {tuple(vector.shape)}"
+            )
+        sizes = [p.numel() for p in self.params]
+        return [v.view_as(p) for v, p in zip(vector.to(self.params[0]).split(sizes), self.params)]
+
+    # --------------------------------------------------------------------------------------- products
+
+    def __matmul__(self, vector: Tensor) -> Tensor:
+        """The product with a vector, over all of the data."""
+        return self.flat(self._over_the_data(self.shaped(vector), self._product))
+
+    def __rmatmul__(self, vector: Tensor) -> Tensor:
+        return self @ vector  # it is symmetric
+
+    def gradient(self) -> Tensor:
+        """Of the mean loss over all of the data."""
+        return self.flat(self._over_the_data([], self._gradient))
+
+    def mean_loss(self) -> float:
+        """Over all of the data."""
+        with self._ready(), torch.no_grad():
+            pairs = [self.loss(self.model, batch) for batch in self.batches]
+        total = sum(size for _, size in pairs)
+        return sum(float(loss) * size for loss, size in pairs) / total
+
+    def _over_the_data(
+        self,
+        vector: list[Tensor],
+        product: Callable[[Batch, list[Tensor]], tuple[Sequence[Tensor], int]],
+    ) -> list[Tensor]:
+        # In double precision: a sum over many batches must not depend on how many they are.
+        total = [torch.zeros_like(p, dtype=torch.float64) for p in self.params]
+        count = 0
+        with self._ready():
+            for batch in self.batches:
+                found, size = product(batch, vector)
+                for t, f in zip(total, found):
+                    t.add_(f.detach(), alpha=size)
+                count += size
+        if not count:
+            raise ValueError("there is no data to take the curvature of")
+        return [(t / count).to(p.dtype) for t, p in zip(total, self.params)]
+
+    def _gradient(self, batch: Batch, _: list[Tensor]) -> tuple[Sequence[Tensor], int]:
+        loss, size = self.loss(self.model, batch)
+        return _grad(loss, self.params), size
+
+    def _product(self, batch: Batch, vector: list[Tensor]) -> tuple[Sequence[Tensor], int]:
+        if self.kind == "ggn":
+            return self._gauss_newton(batch, vector)
+        if self.method == "forward":
+            return self._forward_over_reverse(batch, vector)
+        loss, size = self.loss(self.model, batch)
+        gradient = torch.autograd.grad(loss, self.params, create_graph=True, allow_unused=True)
+        used = [(g, v) for g, v in zip(gradient, vector) if g is not None and g.requires_grad]
+        if not used:  # a linear loss
+            return [torch.zeros_like(p) for p in self.params], size
+        return _grad([g for g, _ in used], self.params, [v for _, v in used]), size
+
+    def _forward_over_reverse(
+        self, batch: Batch, vector: list[Tensor]
+    ) -> tuple[Sequence[Tensor], int]:
+        sizes: list[int] = []
+
+        def loss(params: dict[str, Tensor]) -> Tensor:
+            value, size = self.loss(_Called(self.model, params), batch)  # type: ignore[arg-type]
+            sizes.append(size)
+            return value
+
+        params = dict(zip(self.names, (p.detach() for p in self.params)))
+        tangent = dict(zip(self.names, vector))
+        product = torch.func.jvp(torch.func.grad(loss), (params,), (tangent,))[1]
+        return [product[name] for name in self.names], sizes[0]
+
+    def _gauss_newton(self, batch: Batch, vector: list[Tensor]) -> tuple[Sequence[Tensor], int]:
+        seen: list[Tensor] = []
+
+        class Watched:
+            """The model, whose outputs are taken down and cut off from what follows."""
+
+            def __init__(self, model: nn.Module) -> None:
+                self.model = model
+
+            def __call__(self, *inputs: Any) -> Tensor:
+                outputs = self.model(*inputs)
+                seen.extend((outputs, outputs.detach().requires_grad_()))
+                return seen[-1]
+
+        loss, size = self.loss(Watched(self.model), batch)  # type: ignore[arg-type]
+        if len(seen) != 2:
+            raise ValueError(
+                "for the Gauss-Newton matrix the loss must call the model once, for a tensor"
+            )
+        outputs, cut = seen
+        # J·v by a vector-Jacobian product of a vector-Jacobian product: the first is linear in its dummy.
+        dummy = torch.zeros_like(outputs, requires_grad=True)
+        back = torch.autograd.grad(
+            outputs, self.params, dummy, create_graph=True, allow_unused=True
+        )
+        used = [(b, v) for b, v in zip(back, vector) if b is not None]
+        (along,) = torch.autograd.grad(
+            [b for b, _ in used], dummy, [v for _, v in used], retain_graph=True
+        )
+        (slope,) = torch.autograd.grad(loss, cut, create_graph=True)
+        (curved,) = torch.autograd.grad(slope, cut, along)
+        return _grad(outputs, self.params, curved), size
+
+    # ------------------------------------------------------------------------------------------- modes
+
+    @contextmanager
+    def _ready(self) -> Iterator[None]:
+        """Dropout off, BatchNorm as wanted; all modes and statistics as they were afterwards."""
+        modes = {module: module.training for module in self.model.modules()}
+        statistics = {}
+        self.model.eval()
+        if self.batchnorm == "train":
+            for module in self.model.modules():
+                if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                    # Without running statistics it takes the batch's, and has none to change.
+                    statistics[module] = (module.running_mean, module.running_var)
+                    module.running_mean = module.running_var = None
+        try:
+            yield
+        finally:
+            for module, training in modes.items():
+                module.training = training
+            for module, (mean, variance) in statistics.items():
+                module.running_mean, module.running_var = mean, variance
+
+
+class _Called:
+    """The model with other parameters, where a model is called for."""
+
+    def __init__(self, model: nn.Module, params: dict[str, Tensor]) -> None:
+        self.model, self.params = model, params
+
+    def __call__(self, *inputs: Any, **keywords: Any) -> Any:
+        return torch.func.functional_call(self.model, self.params, inputs, keywords)
+
+
+def _grad(
+    outputs: Tensor | Sequence[Tensor],
+    params: list[Tensor] | list[nn.Parameter],
+    weights: Tensor | Sequence[Tensor] | None = None,
+) -> list[Tensor]:
+    """With zeros for parameters that do not matter."""
+    found = torch.autograd.grad(outputs, params, weights, allow_unused=True)
+    return [torch.zeros_like(p) if g is None else g for g, p in zip(found, params)]

@@ -1,0 +1,174 @@
+"""Products with the Hessian and the Gauss-Newton matrix: against both built in full."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any, Literal
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from gadam.analysis import Curvature
+
+BatchNorm = Literal["eval", "train"]
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Dropout(0.5), nn.Linear(5, 3)
+    ).double()
+    model(torch.randn(50, 4).double())  # running statistics of their own
+    return model
+
+
+DATA = [
+    (
+        torch.randn(n, 4, generator=torch.Generator().manual_seed(n)).double(),
+        torch.arange(n) % 3,
+    )
+    for n in (7, 5, 9)
+]
+
+
+def full(model: nn.Module, batchnorm: BatchNorm) -> Tensor:
+    """The Hessian of the mean loss, by torch's own function."""
+    model = copy.deepcopy(model).eval()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm1d) and batchnorm == "train":
+            module.train()
+            module.momentum = 0.0
+    names = [name for name, _ in model.named_parameters()]
+    shapes = [p.shape for p in model.parameters()]
+
+    def loss(flat: Tensor) -> Tensor:
+        parts = flat.split([s.numel() for s in shapes])
+        params = {n: v.view(s) for n, v, s in zip(names, parts, shapes)}
+        total = sum(
+            F.cross_entropy(torch.func.functional_call(model, params, x), y, reduction="sum")
+            for x, y in DATA
+        )
+        assert isinstance(total, Tensor)
+        return total / 21
+
+    return torch.autograd.functional.hessian(
+        loss, torch.cat([p.detach().flatten() for p in model.parameters()])
+    )
+
+
+def matrix(curvature: Curvature) -> Tensor:
+    return torch.stack([curvature @ e for e in torch.eye(curvature.dimension).double()])
+
+
+@pytest.mark.parametrize("batchnorm", ["eval", "train"])
+@pytest.mark.parametrize("method", ["reverse", "forward"])
+def test_it_is_the_hessian_of_the_whole_data(batchnorm, method):
+    model = network().train()
+    state = copy.deepcopy(model.state_dict())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, of its own
+        found = matrix(Curvature(model, DATA, batchnorm=batchnorm, method=method))
+    torch.testing.assert_close(found, full(model, batchnorm), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(found, found.T)
+    # Nothing of it is left in the model.
+    assert all(module.training for module in model.modules())
+    assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_the_gradient_and_the_loss_are_those_of_the_whole_data():
+    model = network()
+    curvature = Curvature(model, DATA)
+    model.eval()
+    x, y = (torch.cat(parts) for parts in zip(*DATA))
+    loss = F.cross_entropy(model(x), y)
+    expected = torch.autograd.grad(loss, list(model.parameters()))
+    torch.testing.assert_close(curvature.gradient(), torch.cat([g.flatten() for g in expected]))
+    assert curvature.mean_loss() == pytest.approx(loss.item())
+
+
+def test_the_gauss_newton_matrix_is_built_from_jacobians():
+    model = network().eval()
+    names = [name for name, _ in model.named_parameters()]
+    total = torch.zeros(())
+    for x, _ in DATA:
+        params = {k: v.detach() for k, v in model.named_parameters()}
+        jacobian = torch.func.jacrev(lambda p, x=x: torch.func.functional_call(model, p, x))(params)
+        j = torch.cat([jacobian[n].flatten(2) for n in names], dim=2)  # (example, class, parameter)
+        p = model(x).softmax(1)
+        h = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
+        total = total + torch.einsum("nap,nab,nbq->pq", j, h, j) / 21
+    found = matrix(Curvature(model, DATA, kind="ggn"))
+    torch.testing.assert_close(found, total.detach(), rtol=1e-10, atol=1e-12)
+    assert torch.linalg.eigvalsh(found).min() > -1e-12
+
+
+def test_for_a_linear_model_both_are_the_same():
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3).double()
+    both = [matrix(Curvature(model, DATA, kind=kind)) for kind in ("hessian", "ggn")]
+    torch.testing.assert_close(both[0], both[1])
+
+
+def test_another_loss_frozen_parameters_and_parameters_that_do_not_matter():
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used = nn.Linear(4, 1).double()
+            self.frozen = nn.Linear(4, 1).double().requires_grad_(False)
+            self.unused = nn.Parameter(torch.zeros(2, dtype=torch.float64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.used(x) * self.frozen(x)
+
+    model = Model()
+
+    def squares(model: nn.Module, batch: Any) -> tuple[Tensor, int]:
+        x, y = batch
+        return ((model(x)[:, 0] - y) ** 2).mean(), len(y)
+
+    hessian = Curvature(model, DATA, squares)
+    assert hessian.names == ["unused", "used.weight", "used.bias"]
+    found = matrix(hessian)
+    assert not found[:2].any()
+    x = torch.cat([x for x, _ in DATA])
+    features = torch.cat([x, torch.ones(21, 1)], dim=1) * model.frozen(x)
+    expected = 2 * features.T @ features / 21
+    torch.testing.assert_close(found[2:, 2:], expected.detach())
+
+
+def test_memory_stays_flat_and_graphs_are_freed():
+    import gc
+
+    model = network()
+    curvature = Curvature(model, DATA, batchnorm="train")
+    v = torch.ones(curvature.dimension).double()
+
+    def tensors() -> int:
+        gc.collect()
+        return sum(type(o) is Tensor for o in gc.get_objects())
+
+    _ = curvature @ v
+    before = tensors()
+    for _ in range(5):
+        _ = curvature @ v
+    assert tensors() <= before
+
+
+def test_what_cannot_be():
+    model = network()
+    for keyword in ("kind", "batchnorm", "method"):
+        with pytest.raises(ValueError, match=f"{keyword} is .* not 'x'"):
+            Curvature(model, DATA, **{keyword: "x"})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="gone through many times"):
+        Curvature(model, iter(DATA))
+    with pytest.raises(ValueError, match="no data"):
+        _ = Curvature(model, []) @ torch.zeros(Curvature(model, []).dimension)
+    with pytest.raises(ValueError, match="a vector of 53 numbers"):
+        _ = Curvature(model, DATA) @ torch.zeros(3)
+    with pytest.raises(ValueError, match="no parameters that learn"):
+        Curvature(model.requires_grad_(False), DATA)
