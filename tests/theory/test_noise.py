@@ -76,17 +76,17 @@ def test_the_covariance_of_many_points_is_one(kernel):
 @pytest.mark.parametrize("kernel", KERNELS, ids=repr)
 @pytest.mark.parametrize("structured", [False, True])
 def test_one_draw_is_one_function(kernel, structured):
-    noise = FourierNoise(kernel, 8, 40, seed=1, structured=structured)
-    w = np.linspace(0.5, 1.5, 8)
+    noise = FourierNoise(kernel, 60, 120, seed=1, structured=structured)
+    w = np.linspace(0.5, 1.5, 60) / np.sqrt(8)
     assert np.array_equal(noise(w), noise(w))
     near = noise(w + 1e-7)
     np.testing.assert_allclose(near, noise(w), atol=1e-4)
     # It is a gradient: around a small square it does no work.
     corners = [
         w,
-        w + 1e-3 * np.eye(8)[0],
-        w + 1e-3 * (np.eye(8)[0] + np.eye(8)[1]),
-        w + 1e-3 * np.eye(8)[1],
+        w + 1e-3 * np.eye(60)[0],
+        w + 1e-3 * (np.eye(60)[0] + np.eye(60)[1]),
+        w + 1e-3 * np.eye(60)[1],
     ]
     work = sum(noise((a + b) / 2) @ (b - a) for a, b in zip(corners, [*corners[1:], corners[0]]))
     assert abs(work) < 1e-8
@@ -110,7 +110,7 @@ def test_structured_frequencies_are_their_own_adjoint():
 @pytest.mark.parametrize("structured", [False, True])
 def test_the_features_error_is_what_is_stated(structured):
     """Of Tr Cov(ε, ε')/P over draws of the frequencies, for points at several distances."""
-    dimension, features, kernel = 40, 80, Absolute(2.0, 3.0)
+    dimension, features, kernel = 60, 120, Absolute(2.0, 3.0)
     random = np.random.default_rng(0)
     for scale in (0.0, 2.0, 6.0):
         a = random.standard_normal(dimension)
@@ -131,6 +131,25 @@ def test_the_features_error_is_what_is_stated(structured):
         error = np.std(traces, ddof=1)
         assert error <= kernel.noise * noise.error * 1.15
         assert abs(np.mean(traces) - expected) < 5 * max(error, 1e-9) / np.sqrt(200)
+
+
+def test_an_exact_draw_is_one_function_too():
+    noise = ExactNoise(Absolute(), seed=0)
+    first = noise(np.zeros(3))
+    noise(np.ones(3))
+    assert np.array_equal(noise(np.zeros(3)), first)
+    assert not ExactNoise(Absolute(noise=0.0), seed=0)(np.zeros(3)).any()
+
+
+def test_what_a_relative_kernel_cannot_say():
+    with pytest.raises(TypeError, match="depends on both points"):
+        Relative().trace(np.array(1.0), 3)
+    with pytest.raises(TypeError, match="depends on both points"):
+        summed_noise_trace(Relative(), np.ones(3), POINTS)
+    with pytest.raises(ValueError, match="no meaning at w = 0"):
+        FourierNoise(Relative(), 3, 10)(np.zeros(3))
+    with pytest.raises(ValueError, match="for high dimensions"):
+        FourierNoise(Absolute(), 3, 10, structured=True)
 
 
 def test_the_lemma_is_the_covariance_of_the_sum():

@@ -28,13 +28,13 @@ def by_hand(model: Quadratic, phases: list[Phase], weights: np.ndarray):
         h, pull = model.gain[k], model.contraction[k]
         reach = np.zeros((n + 1, n))
         mean = np.zeros(n + 1)
-        mean[0] = np.asarray(model.start)[k]
+        mean[0] = model.start[k]
         for t, (rate, batch) in enumerate(steps):
             # w ← (1 − αγ − αλh)·w + αλh·w* − αh·ε
             mean[t + 1] = (1 - rate * pull) * mean[t]
-            mean[t + 1] += rate * lam * h * np.asarray(model.minimum)[k]
+            mean[t + 1] += rate * lam * h * model.minimum[k]
             reach[t + 1] = (1 - rate * pull) * reach[t]
-            reach[t + 1, t] = -rate * h * math.sqrt(model.noise / batch)
+            reach[t + 1, t] = -rate * h * math.sqrt(model.noise[k] / batch)
         means.append(weights @ mean)
         variances.append(float(((weights @ reach) ** 2).sum()))
     return np.array(means), np.array(variances)
@@ -83,8 +83,7 @@ def test_every_point_is_the_recursion_written_out(phases, first, every, decay, g
 
 @given(st.floats(0.01, 0.9), st.floats(0.05, 2), st.integers(20, 3000), st.integers(1, 15))
 def test_the_closed_forms_agree_with_the_machinery(rate, lam, steps, every):
-    if not 0.02 < rate * lam < 0.95:
-        return
+    assume(0.02 < rate * lam < 0.95)
     model = Quadratic(Spectrum([lam]), noise=1.3, start=0.0)
     run = Phase(steps, rate)
     last = theory.last_iterate(model, run).variance[0]
@@ -94,6 +93,12 @@ def test_the_closed_forms_agree_with_the_machinery(rate, lam, steps, every):
     long = Phase(20_000, rate)
     settled = theory.ema(model, long, 0.9).variance[0]
     assert theory.ema_variance(rate, lam, 1.3, 0.9) == pytest.approx(settled, rel=1e-8)
+    moved = Quadratic(Spectrum([lam]), noise=1.3, start=2.0)
+    mean = theory.average(moved, run).mean[0]
+    assert 2 * theory.average_mean(rate, lam, steps) == pytest.approx(mean, rel=1e-7)
+    assert 2 * theory.average_mean(rate, lam, 10**6, leading=True) == pytest.approx(
+        theory.average(moved, Phase(10**6, rate)).mean[0], rel=1e-6
+    )
     leading = theory.average_variance(rate, lam, 1.3, 10**7, every, leading=True)
     exact = theory.average(model, Phase(10**7, rate), every, every).variance[0]
     assert leading == pytest.approx(exact, rel=1e-3)
@@ -118,6 +123,15 @@ def test_the_numbers_that_were_checked_by_simulation():
         0.002009, abs=1e-6
     )
     assert theory.ema_variance(0.05, 2.0, 1.0, 0.9) == pytest.approx(0.00660, abs=1e-5)
+
+
+def test_noise_may_differ_between_directions():
+    model = Quadratic(Spectrum([1.0, 1.0]), noise=[1.0, 4.0], start=0.0)
+    for moments in (
+        theory.last_iterate(model, Phase(30, 0.2)),
+        theory.average(model, Phase(30, 0.2)),
+    ):
+        assert moments.variance[1] == pytest.approx(4 * moments.variance[0])
 
 
 @given(st.integers(1, 40), st.integers(0, 30), st.floats(0.05, 1.2))
@@ -170,6 +184,7 @@ def test_concentration_holds_and_does_not_depend_on_the_dimension():
         for t in (0.5 * spread, spread, 2 * spread, 3 * spread):
             assert (away >= t).mean() <= moments.tail_bound(t) + 1e-3
         assert moments.tail_bound(3 * spread) == pytest.approx(2 * math.exp(-4.5))
+        assert moments.tail_bound(-1.0) == 1.0
 
 
 @given(st.integers(1, 60), st.integers(1, 50), st.floats(0.05, 3), st.floats(0.3, 3))
@@ -205,8 +220,16 @@ def test_iterates_are_as_far_apart_as_the_lemma_says():
 def test_the_average_is_within_the_regret_bound(rate, steps, noise):
     model = Quadratic(Spectrum([1.0, 0.1, 0.01]), noise=noise, start=[1.0, 2.0, 3.0])
     average = theory.average(model, Phase(steps, rate), first=1)
-    bound = theory.regret_bound(14.0, rate, steps, noise * 3)
+    bound = theory.regret_bound(14.0, rate, steps, noise * 3, smoothness=1.0)
     assert average.loss <= bound
+
+
+def test_the_regret_bound_is_refused_where_it_does_not_hold():
+    model = Quadratic(Spectrum([1.0]), noise=0.0, start=1.0)
+    assert theory.average(model, Phase(1, 1.9)).loss > 1 / (2 * 1.9)  # what it would say
+    for rate in (1.9, 0.0):
+        with pytest.raises(ValueError, match="up to 1/β = 1"):
+            theory.regret_bound(1.0, rate, 1, 0.0, smoothness=1.0)
 
 
 def test_the_best_rate_makes_the_bound_small():
@@ -214,7 +237,7 @@ def test_the_best_rate_makes_the_bound_small():
     for steps in (100, 10_000):
         rate = theory.best_rate(beta, sigma, steps, distance)
         assert rate < 1 / beta
-        bound = theory.regret_bound(distance**2, rate, steps, sigma**2)
+        bound = theory.regret_bound(distance**2, rate, steps, sigma**2, beta)
         assert bound <= beta * distance**2 / (2 * steps) + 1.5 * sigma * distance / math.sqrt(steps)
 
 
@@ -245,12 +268,20 @@ def test_where_weight_decay_and_preconditioning_let_it_settle():
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: Phase(-1, 0.1), "must not be negative"),
-        (lambda: Phase(1, 0.1, 0), "batch size positive"),
+        (lambda: Phase(-1, 0.1), "neither they nor rate negative"),
+        (lambda: Phase(1, 0.1, 0), "batch size must be positive"),
         (lambda: Quadratic(Spectrum([1.0]), noise=-1), "must not be negative"),
         (lambda: Quadratic(Spectrum([1.0]), preconditioner=0.0), "must be positive"),
         (lambda: theory.last_iterate(Quadratic(Spectrum([1.0])), []), "at least one phase"),
         (lambda: theory.average(Quadratic(Spectrum([1.0])), Phase(5, 0.1), 0), "at least 1"),
+        (lambda: theory.ema(Quadratic(Spectrum([1.0])), Phase(5, 0.1), 0.5, 1, -1), "at least 1"),
+        (lambda: theory.average_variance(0.1, 1.0, 1.0, 5, 9), "no step is sampled"),
+        (lambda: theory.last_variance(1.0, 3.0, 1.0), "0 < αλ < 2"),
+        (lambda: theory.ema_variance(1.0, 0.0, 1.0, 0.9), "0 < αλ < 2"),
+        (lambda: Phase(10.5, 0.1), "whole number"),  # type: ignore[arg-type]
+        (lambda: Phase(3, -0.1), "rate"),
+        (lambda: Phase(10, math.nan), "rate"),
+        (lambda: Quadratic(Spectrum([1.0]), noise=math.nan), "noise must be finite"),
         (lambda: theory.ema(Quadratic(Spectrum([1.0])), Phase(5, 0.1), 1.0), r"lie in \(0, 1\)"),
     ],
 )

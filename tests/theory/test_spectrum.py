@@ -12,19 +12,32 @@ from gadam.theory import Spectrum, marchenko_pastur, measured, power_law
 
 @given(st.floats(0.05, 0.95), st.floats(0.1, 10))
 def test_marchenko_pastur_has_its_moments(ratio, scale):
-    spectrum = marchenko_pastur(5000, ratio, scale, points=4000)
+    spectrum = marchenko_pastur(5000, ratio, scale)
     assert spectrum.dimension == pytest.approx(5000)
-    assert spectrum.mean(lambda x: x) == pytest.approx(scale, rel=1e-3)
-    assert spectrum.mean(lambda x: x**2) == pytest.approx(scale**2 * (1 + ratio), rel=1e-3)
+    for power, expected in (
+        (1, 1.0),
+        (2, 1 + ratio),
+        (-1, 1 / (1 - ratio)),
+        (-2, (1 - ratio) ** -3),
+    ):
+        found = float(np.average(spectrum.eigenvalues**power, weights=spectrum.counts))
+        assert found == pytest.approx(scale**power * expected, rel=1e-5)
     edges = scale * (1 - np.sqrt(ratio)) ** 2, scale * (1 + np.sqrt(ratio)) ** 2
     assert edges[0] <= spectrum.eigenvalues.min()
     assert spectrum.eigenvalues.max() <= edges[1]
 
 
+def test_more_parameters_than_examples_leave_flat_directions():
+    spectrum = marchenko_pastur(1000, 4.0)
+    assert spectrum.counts[spectrum.eigenvalues == 0].sum() == pytest.approx(750)
+    assert spectrum.mean(lambda x: x) == pytest.approx(1.0)
+    assert spectrum.mean(lambda x: x**2) == pytest.approx(5.0)
+
+
 def test_marchenko_pastur_is_that_of_random_matrices():
     x = np.random.default_rng(0).standard_normal((400, 800))
     values = np.linalg.eigvalsh(x @ x.T / 800)
-    spectrum = marchenko_pastur(400, 0.5)
+    spectrum = marchenko_pastur(400, 0.5, points=400)
     assert spectrum.mean(lambda v: 1 / v) == pytest.approx((1 / values).mean(), rel=0.02)
     assert np.abs(np.sort(values) - np.sort(spectrum.expanded())).max() < 0.15
 
@@ -57,8 +70,10 @@ def test_spectra_that_cannot_be(arguments, sentence):
     with pytest.raises(ValueError, match=sentence):
         Spectrum(*arguments)
     with pytest.raises(ValueError, match="ratio"):
-        marchenko_pastur(10, 1.5)
+        marchenko_pastur(10, -1.5)
+    with pytest.raises(ValueError, match="no weight negative"):
+        measured([1.0, 2.0], [2.0, -1.0], 10)
     with pytest.raises(ValueError, match="exponent"):
         power_law(10, -1)
-    with pytest.raises(ValueError, match="finer"):
+    with pytest.raises(ValueError, match="points=P"):
         Spectrum([1.0], [2.5]).expanded()

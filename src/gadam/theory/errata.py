@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy import special
 
 from gadam.theory import predict
 from gadam.theory.noise import Kernel, Relative
@@ -88,7 +87,8 @@ def _relative_kernel(w: Array, other: Array) -> float:
 def _printed_stride_variance(
     rate: float, lam: float, noise: float, steps: int, every: int
 ) -> float:
-    return float(predict.average_variance(rate, lam, noise, steps, every, leading=True))
+    # The mean of w_1, w_2, …, as many as there are strides.
+    return float(predict.average_variance(rate, lam, noise, steps // every))
 
 
 def _stride_variance(rate: float, lam: float, noise: float, steps: int, every: int) -> float:
@@ -113,6 +113,33 @@ def _ema_variance(rate: float, lam: float, noise: float, decay: float) -> float:
     return float(predict.ema_variance(rate, lam, noise, decay))
 
 
+def _printed_ema_mean(rate: float, lam: float, decay: float, steps: int) -> float:
+    q = 1 - rate * lam
+    return (1 - decay) * q ** (steps + 1) * (1 - (decay / q) ** (steps - 1)) / (q - decay)
+
+
+def _ema_mean(rate: float, lam: float, decay: float, steps: int) -> float:
+    """Of the EMA that starts from zero, over w_0."""
+    q = 1 - rate * lam
+    return (1 - decay) * q ** (steps + 1) * (1 - (decay / q) ** steps) / (q - decay)
+
+
+def _printed_adaptive_variance(rate: float, lam: float, noise: float) -> float:
+    return rate * noise / (2 - rate)
+
+
+def _adaptive_variance(rate: float, lam: float, noise: float) -> float:
+    return rate * noise / (2 - rate) / lam**2
+
+
+def _printed_loss(lam: float, w: float) -> float:
+    return lam * w**2
+
+
+def _loss(lam: float, w: float) -> float:
+    return 0.5 * lam * w**2
+
+
 def _printed_settling_point(lam: float, gamma: float, minimum: float) -> float:
     # Update (9) with a perfect preconditioner, λ̃ + ε = λ: its w* term lacks the H̃⁻¹.
     return lam * minimum / (1 + gamma)
@@ -130,11 +157,6 @@ def _printed_ball(a: float, x: float) -> float:
 def _ball(a: float, x: float) -> float:
     exponent = -x + a * np.log(x) + a - a * np.log(a) - np.log(a) / 2
     return float(np.exp(exponent) / np.sqrt(2 * np.pi))
-
-
-def exact_ball(a: float, x: float) -> float:
-    """What the lemma's asymptotic form is of: the regularised incomplete gamma function."""
-    return float(special.gammainc(a, x))
 
 
 ERRATA: dict[str, Erratum] = {
@@ -176,8 +198,9 @@ ERRATA: dict[str, Erratum] = {
     ),
     "stride": Erratum(
         "corollary on strides",
-        "the mean of w_1, w_2, … with the leading order alone",
-        "the mean of w_κ, w_2κ, …; exactly with the bracket of the finite sum in Q = q^κ",
+        "the strided average is the mean of w_1, w_2, …, w_⌊n/κ⌋",
+        "it is that of w_κ, w_2κ, …, as its variance has it to leading order; exactly with the bracket of the finite "
+        "sum in Q = q^κ",
         _printed_stride_variance,
         _stride_variance,
     ),
@@ -195,6 +218,27 @@ ERRATA: dict[str, Erratum] = {
         "other",
         _printed_ema_variance,
         _ema_variance,
+    ),
+    "ema-mean": Erratum(
+        "section on Lookahead",
+        "the EMA's mean is (1 − ρ)w_0 q^(n+1)(1 − (ρ/q)^(n−1))/(q − ρ)",
+        "with (ρ/q)ⁿ",
+        _printed_ema_mean,
+        _ema_mean,
+    ),
+    "adaptive-variance": Erratum(
+        "Theorem 4",
+        "with a perfect preconditioner the iterate's variance is ασ²/(B(2 − α)), the average's σ²/(Bn)",
+        "with the noise preconditioned too, as by any true method, both are 1/λ² times that",
+        _printed_adaptive_variance,
+        _adaptive_variance,
+    ),
+    "loss": Erratum(
+        "the model's loss",
+        "L = wᵀHw, whose gradient is taken to be Hw",
+        "L = ½wᵀHw",
+        _printed_loss,
+        _loss,
     ),
     "settling-point": Erratum(
         "update (9) and Theorem 4",

@@ -99,10 +99,10 @@ def shell(seed: int) -> Picture:
     model = Quadratic(Spectrum([1.0], counts=[1000]), noise=1.0, start=10.0)
     rate, steps = 0.1, 3000
     at = np.unique(np.geomspace(1, steps, 40).astype(int))
-    run = simulate(model, Phase(steps, rate), replicas=8, record=at.tolist(), seed=seed)
+    run = simulate(model, Phase(steps, rate), replicas=32, record=at.tolist(), seed=seed)
     shown = at[::4]
     tail = [
-        simulate(model, Phase(int(n), rate), replicas=8, first=max(1, n // 2), seed=seed + 1)
+        simulate(model, Phase(int(n), rate), replicas=32, first=max(1, n // 2), seed=seed + 1)
         for n in shown
     ]
     names: dict[str, Callable[[int], Moments]] = {
@@ -180,7 +180,7 @@ def dependence(seed: int) -> Picture:
     size, rate, steps, lam = 200, 0.2, 150, 1.0
     lengths = np.geomspace(0.5, 200, 9)
     model = Quadratic(Spectrum([lam], counts=[size]), noise=1.0, start=0.0)
-    fine = np.geomspace(0.5, 200, 40)
+    fine = np.geomspace(0.5, 200, 41)  # with the simulated ones among them
     predicted = [
         dependent(model, Phase(steps, rate), Absolute(1.0, float(ell))).average.variance[0]
         for ell in fine
@@ -269,7 +269,7 @@ def ema(seed: int) -> Picture:
     rate, lam, steps = 0.05, 2.0, 3000
     decays = np.array([0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995])
     window = 1 / (1 - decays)
-    fine = 1 - np.geomspace(0.5, 0.005, 60)
+    fine = np.union1d(decays, 1 - np.geomspace(0.5, 0.005, 60))
     model = Quadratic(Spectrum([lam], counts=[500]), noise=1.0, start=0.0)
     draws = [
         simulate(model, Phase(steps, rate), replicas=4, decay=float(d), seed=seed + i).ema
@@ -326,8 +326,10 @@ def preconditioning(seed: int) -> Picture:
             ),
         ]
         done = [
-            simulate(model(g), run, replicas=6, first=first, record=[steps], seed=seed)
-            for g in decays
+            simulate(
+                model(g), run, replicas=24, first=first, record=[steps], seed=[seed, len(series), i]
+            )
+            for i, g in enumerate(decays)
         ]
         series += [
             _points(f"{name}, last iterate", decays, [d.loss["last"][0] for d in done]),
@@ -371,7 +373,7 @@ def batch_growth(seed: int) -> Picture:
             _line(name, at, [predict.last_iterate(model, phases(int(n))).loss for n in at])
         )
         runs[name] = simulate(
-            model, phases(steps), replicas=6, first=half, record=shown, seed=seed + i
+            model, phases(steps), replicas=24, first=half, record=shown, seed=seed + i
         )
         series.append(_points(name, shown, runs[name].loss["last"]))
     later = at[at >= half]

@@ -5,7 +5,8 @@ by direction, two functions of pairs of times (this is dynamical mean-field theo
 
 - the noise is Gaussian in time, with the covariance Tr Cov(ε(w_t), ε(w_s))/P at the distance of w_t and w_s;
 - and it answers. A step moves against the noise that it saw, and along that line the process is known to rise: the
-  noise at w_t contains −k''·Tr(∂w_t/∂ε_s)·(w_t − w_s) for each s before, a pull back to where the iterate has been.
+  noise at w_t contains Tr(∂w_t/∂ε_s)/P times the derivative of Tr Cov(ε(w_t), ε(w_s)) with respect to w_t, for each s
+  before: of a kernel of the distance −k''·Tr(∂w_t/∂ε_s)·(w_t − w_s), a pull back to where the iterate has been.
 
 Both follow from the distances, and the distances from both; as all is causal, one pass over the steps solves it. The
 paper bounds the first by its value at a least distance δ, leaving constants open, and does not have the second, which
@@ -20,10 +21,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from gadam.theory.noise import Kernel, Relative
-from gadam.theory.predict import Moments, Phase, Quadratic, _phases
+from gadam.theory.predict import Moments, Phase, Quadratic, _phases, check_sampling
 from gadam.theory.spectrum import Array
 
 __all__ = ["Dependent", "dependent"]
+
+LARGEST = 5 * 10**8  # numbers: four gigabytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +56,7 @@ def dependent(
     """Iterates, their distances and the noise they see, all in agreement.
 
     The kernel says how strong the noise is: the model's own σ², and batch sizes, are not used. It takes some n³
-    operations for each eigenvalue.
+    operations and n² numbers for each eigenvalue.
 
     Args:
         model: the quadratic
@@ -73,8 +76,14 @@ def dependent(
         >>> near > 20 * far  # the same noise at every step does not average out
         True
     """
+    check_sampling(first, every)
     rates = np.concatenate([np.full(p.steps, p.rate) for p in _phases(phases)])
     steps = len(rates)
+    if len(model.contraction) * steps**2 > LARGEST:
+        raise ValueError(
+            f"{len(model.contraction)} eigenvalues and {steps} steps take too much memory: put eigenvalues that are "
+            "alike together (counts)"
+        )
     sampled = np.arange(first, steps + 1, every)
     if not len(sampled):
         raise ValueError(f"no step is sampled: the run ends before step {first}")
@@ -134,6 +143,9 @@ def _at(kernel: Kernel, gram: Array, t: int, response: Array, dimension: float) 
     norms = np.sqrt(here * there)
     cosine, ratio = across / norms, np.log(here / there) / 2
     apart = np.maximum(2 - 2 * cosine + ratio**2, 0.0)
-    # JᵀJ' is the identity over both norms, but for a few of P directions; JᵀΔ is in the plane of w_t and w_s.
+    # Tr Cov/P is k' over both norms, and the noise answers by its derivative with respect to w_t: through the distance,
+    # in the plane of w_t and w_s, and through the norm, along w_t.
+    covariance = kernel.slope(apart) / norms
     pull = -kernel.curvature(apart) * response / norms
-    return _Pair(kernel.slope(apart) / norms, pull * (cosine + ratio) / here, pull / norms)
+    to_here = (pull * (cosine + ratio) - covariance * response) / here
+    return _Pair(covariance, to_here, pull / norms)

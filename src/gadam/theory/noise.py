@@ -64,6 +64,7 @@ class Kernel:
 
     def trace(self, squared_distance: Array, dimension: float) -> Array:
         """Tr Cov(ε, ε') of points in φ this far apart: P·k' − d²·k''. (Printed with a plus.)"""
+        self._needs_absolute()
         d2 = np.asarray(squared_distance, dtype=float)
         return dimension * self.slope(d2) - d2 * self.curvature(d2)
 
@@ -72,9 +73,10 @@ class Kernel:
         apart = self.map(w) - self.map(other)
         d2 = apart @ apart
         inner = self.slope(d2) * np.eye(len(apart)) - self.curvature(d2) * np.outer(apart, apart)
-        # JᵀAJ', one side after the other.
-        half = np.stack([self.pull_back(w, column) for column in inner.T], axis=1)
-        return np.stack([self.pull_back(other, row) for row in half])
+        return self.pull_back(other, self.pull_back(w, inner.T).T)  # JᵀAJ'
+
+    def _needs_absolute(self) -> None:
+        pass
 
 
 class Absolute(Kernel):
@@ -99,8 +101,13 @@ class Relative(Kernel):
     The noise at a point has variance σ²/‖w‖² in each direction.
     """
 
+    def _needs_absolute(self) -> None:
+        raise TypeError("a relative kernel's trace depends on both points: ask covariance(w, w')")
+
     def map(self, w: Array) -> Array:
         norm = np.linalg.norm(w, axis=-1, keepdims=True)
+        if not (norm > 0).all():
+            raise ValueError("the relative kernel has no meaning at w = 0: start elsewhere")
         return np.concatenate([w / norm, np.log(norm)], axis=-1)
 
     def pull_back(self, w: Array, v: Array) -> Array:
@@ -151,19 +158,26 @@ class ExactNoise:
     """
 
     LARGEST = 4000
-    # Points so near that rounding makes the covariance singular: this much of σ² is added to it.
+    # Points so near that rounding makes the covariance singular: this much of σ² is added to it, so that the noise
+    # of two of them differs by some 1e-5 σ.
     JITTER = 1e-10
 
     def __init__(self, kernel: Kernel, seed: int) -> None:
         self.kernel = kernel
         self._random = np.random.default_rng(seed)
         self._points: list[Array] = []
+        self._values: list[Array] = []
         self._factor = np.zeros((0, 0))
         self._white = np.zeros(0)
 
     def __call__(self, w: Array) -> Array:
         """The noise at a point (P,)."""
         done, size = len(self._white), len(w)
+        for point, value in zip(self._points, self._values):
+            if np.array_equal(point, w):
+                return value.copy()
+        if self.kernel.noise == 0:
+            return np.zeros(size)
         if done + size > self.LARGEST:
             raise ValueError(
                 f"{len(self._points) + 1} points in {size} dimensions are too many for exact draws "
@@ -189,14 +203,15 @@ class ExactNoise:
         new = self._random.standard_normal(size)
         self._factor, self._white = factor, np.concatenate([self._white, new])
         self._points.append(np.array(w, dtype=float))
-        return factor[done:] @ self._white
+        self._values.append(factor[done:] @ self._white)
+        return self._values[-1].copy()
 
 
 class FourierNoise:
     """A draw of ∇η by random Fourier features: η(w) = σℓ/√M Σ a_m cos(ω_m·φ(w)) + b_m sin(ω_m·φ(w)).
 
-    Given the frequencies this is exactly Gaussian, and over them its covariance is exactly ∂∂'k. The M frequencies of
-    one draw make two errors. Tr Cov(ε, ε')/P has a standard deviation of at most σ²·√((1 + 2/P)/M), see
+    Given the frequencies this is exactly Gaussian, and over independent ones its covariance is exactly ∂∂'k. The M
+    frequencies of one draw make two errors. Tr Cov(ε, ε')/P has a standard deviation of at most σ²·√((1 + 2/P)/M), see
     :attr:`error`. And the slope of the noise is that of the process only up to a share P/M: where the iterate feels it
     (see :mod:`gadam.theory.mean_field`), M has to be large beside P.
 
@@ -223,6 +238,10 @@ class FourierNoise:
         size = len(kernel.map(np.ones(dimension)))
         wanted = 10 * dimension if features is None else features
         structured = dimension >= 500 if structured is None else structured
+        if structured and dimension < 50:
+            raise ValueError(
+                f"structured frequencies are for high dimensions, not for {dimension}: they would not be normal"
+            )
         self._frequencies = (_Structured if structured else _Dense)(random, wanted, size)
         self.features = self._frequencies.features
         scale = np.sqrt(kernel.noise / self.features) * kernel.length

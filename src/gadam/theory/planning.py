@@ -25,8 +25,8 @@ class Advice:
     """What to do, and what it should bring. Losses are above the best there is.
 
     Args:
-        first: T_avg: the first step to sample
-        every: the longest stride that costs next to nothing
+        first: T_avg: the first step to sample, ``start`` of :class:`gadam.Averaging`
+        every: the longest stride that costs next to nothing, its ``every``
         last_loss: of the last iterate at the constant rate
         average_loss: of the average
         decayed_loss: of the last iterate when the rate falls by the paper's linear schedule instead
@@ -145,7 +145,8 @@ def from_measurements(
         spectrum: of the Hessian, if it was measured; else a power law is fitted to the next two
         hessian_trace: Tr H
         largest_eigenvalue: of H
-        excess_loss: how far the loss is above the best one, where the run starts
+        excess_loss: how far the loss is above the best one, where the run starts; it is spread so that the start is
+            as far from the minimum in all directions, and where averaging should begin depends on that
 
     Example:
         >>> model = from_measurements(
@@ -167,6 +168,14 @@ def from_measurements(
         ranks = np.arange(1.0, parameters + 1)
         exponent = optimize.brentq(lambda s: (ranks**-s).sum() - ratio, 0.0, 50.0)
         spectrum = power_law(parameters, exponent, largest_eigenvalue, points=min(parameters, 500))
+    elif hessian_trace is not None or largest_eigenvalue is not None:
+        raise ValueError(
+            "say the spectrum, or hessian_trace and largest_eigenvalue: not all of them"
+        )
+    if not np.isclose(spectrum.dimension, parameters, rtol=0.05):
+        raise ValueError(
+            f"the spectrum has {spectrum.dimension:g} directions, the network {parameters} parameters"
+        )
     total = float(spectrum.counts @ spectrum.eigenvalues)
     if total <= 0 or excess_loss < 0 or noise_trace < 0:
         raise ValueError("curvature must be positive; noise and excess loss must not be negative")
@@ -179,43 +188,55 @@ class CurveAdvice:
     """What a loss curve alone tells.
 
     Args:
-        first: T_avg: the step from which on the curve only fluctuates
-        time_constant: steps in which the transient falls to 1/e
+        first: T_avg: from where on the curve only fluctuates
+        every: a stride that loses next to nothing
+        time_constant: in which the transient falls to 1/e
         settled_loss: where the curve ends
         fluctuation: its standard deviation there
-        least_gain: what averaging should take off the settled loss, at least
+        noise_cost: what noise costs, if the iterates scatter around the minimum of this very loss
         cautions: how far to trust it
+        unit: what all of these are counted in
     """
 
     first: int
+    every: int
     time_constant: float
     settled_loss: float
     fluctuation: float
-    least_gain: float
+    noise_cost: float
     cautions: tuple[str, ...]
+    unit: str = "step"
 
     def __str__(self) -> str:
+        stride = "" if self.every == 1 else f", every {self.every:,} {self.unit}s"
         lines = [
-            f"Average from step {self.first:,} on.",
+            f"Average from {self.unit} {self.first:,} on{stride}.",
             f"The loss settles at {self.settled_loss:.4g} ± {self.fluctuation:.2g} within some "
-            f"{self.time_constant:,.0f} steps; averaging should take off at least {self.least_gain:.2g}.",
+            f"{self.time_constant:,.0f} {self.unit}s; its fluctuation indicates that noise costs "
+            f"{self.noise_cost:.2g} or more.",
         ]
         return "\n".join([*lines, *(f"- {caution}" for caution in self.cautions)])
 
 
 def from_curve(
-    steps: ArrayLike, losses: ArrayLike, effective_dimension: float = 1.0
+    steps: ArrayLike, losses: ArrayLike, effective_dimension: float = 1.0, unit: str = "step"
 ) -> CurveAdvice:
     """Advice from the losses of iterates along a run at a constant rate.
 
     The curve is fitted by a transient and a level, c + a·e^(−t/τ). Around its level the loss ½ Σ λw² of settled
-    iterates has the mean E = ½ Σ λV and the standard deviation E·√(2/P_eff), so that fluctuations alone say
-    that noise costs at least E = √(P_eff/2) times the fluctuation, of which a long average takes off nearly all.
+    iterates has the mean E = ½ Σ λV and the standard deviation E·√(2/P_eff): so a fluctuation indicates that noise costs
+    √(P_eff/2) times as much, most of which a long average takes off. That supposes that iterates scatter around the
+    minimum of the loss that is measured. Where they settle beside it (by weight decay, or as it is a validation loss),
+    the loss fluctuates more, and the indication is too high.
 
     Args:
         steps: at which the losses were measured
         losses: of the iterate, on data that is always the same
         effective_dimension: P_eff = (Σ λV)²/Σ (λV)²; it is at least 1, and far more in a network
+        unit: what steps are, in words
+
+    Raises:
+        ValueError: where the curve has not settled, or is no such curve: then there is no advice
 
     Example:
         >>> t = np.arange(0, 10_000, 100)
@@ -227,9 +248,9 @@ def from_curve(
     t, y = np.asarray(steps, dtype=float), np.asarray(losses, dtype=float)
     if t.shape != y.shape or t.ndim != 1 or len(t) < 8:
         raise ValueError("there must be a loss for each step, and at least 8 of them")
-    if not np.isfinite(y).all() or (np.diff(t) <= 0).any():
+    if not (np.isfinite(y).all() and np.isfinite(t).all()) or (np.diff(t) <= 0).any():
         raise ValueError("losses must be finite, and steps increasing")
-    if effective_dimension < 1:
+    if not effective_dimension >= 1:
         raise ValueError(f"effective_dimension must be at least 1, not {effective_dimension}")
     span = t[-1] - t[0]
     tail = y[len(y) // 2 :]
@@ -239,25 +260,43 @@ def from_curve(
 
     guess = (float(tail.mean()), float(y[0] - tail.mean()), span / 10)
     bounds = ([-np.inf, -np.inf, span / (10 * len(t))], [np.inf, np.inf, 10 * span])
-    (level, height, tau), _ = optimize.curve_fit(curve, t, y, p0=guess, bounds=bounds)
-    left = y - curve(t, level, height, tau)
+    try:
+        (level, height, tau), _ = optimize.curve_fit(curve, t, y, p0=guess, bounds=bounds)
+    except RuntimeError:
+        raise ValueError("no transient and level can be fitted to this curve") from None
     settled = t - t[0] > 3 * tau
-    wobble = float(left[settled].std(ddof=1)) if settled.sum() > 3 else float(left.std(ddof=1))
+    if settled.sum() < 5:
+        raise ValueError(
+            f"the curve has not settled in {span:,.0f} {unit}s, so that there is nothing to average yet: train on at "
+            "this rate"
+        )
+    left = (y - curve(t, level, height, tau))[settled]
+    slope, level_left = np.polyfit(t[settled], left, 1)
+    wobble = float((left - slope * t[settled] - level_left).std(ddof=2))
+    drift = float(slope * np.ptp(t[settled]))
+    if abs(drift) > 4 * wobble + 0.05 * abs(height):
+        raise ValueError(
+            "the curve does not settle: after its fast part it goes on by more than it fluctuates"
+        )
     # From where on the transient is lost in the fluctuation.
     wait = tau * np.log(max(2 * abs(height) / wobble, 1.0)) if wobble > 0 else 10 * tau
-    first = int(min(t[0] + wait, t[-1] - span / 10))
-    explained = 1 - float((left**2).sum() / ((y - y.mean()) ** 2).sum()) if y.std() else 1.0
-    cautions = [
-        f"The fit explains {100 * explained:.0f} % of the curve's variance, with {int(settled.sum())} points after "
-        "the transient.",
-        "What noise costs cannot be read from a curve: the gain is the least that its fluctuation implies"
-        + (" with one effective direction." if effective_dimension == 1 else "."),
-    ]
-    if tau > span / 3:
-        cautions.append(
-            "The run has not settled: train on at this rate, or average late and expect little."
-        )
-    if explained < 0.5 and abs(height) > 2 * wobble:
-        cautions.append("The curve is not a transient and a level: do not rely on this.")
-    gain = float(np.sqrt(effective_dimension / 2)) * wobble
-    return CurveAdvice(first, float(tau), float(level), wobble, gain, tuple(cautions))
+    first = int(np.ceil(min(t[0] + wait, t[settled][-3])))
+    cautions = (
+        f"{int(settled.sum())} points lie after the transient.",
+        "What noise costs cannot be read from a curve, it is only indicated"
+        + (
+            ": here by one effective direction, where a network has many."
+            if effective_dimension == 1
+            else "."
+        ),
+    )
+    return CurveAdvice(
+        first,
+        max(1, int(tau)),  # iterates nearer than that are alike
+        float(tau),
+        float(level),
+        wobble,
+        float(np.sqrt(effective_dimension / 2)) * wobble,
+        cautions,
+        unit,
+    )

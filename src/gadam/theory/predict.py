@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -30,8 +30,10 @@ __all__ = [
     "Phase",
     "Quadratic",
     "average",
+    "average_mean",
     "average_variance",
     "best_rate",
+    "check_sampling",
     "covariance_with_later",
     "distance_squared",
     "ema",
@@ -53,10 +55,12 @@ class Phase:
     batch_size: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.steps < 0 or self.rate < 0 or self.batch_size <= 0:
+        if self.steps != int(self.steps) or not (self.steps >= 0 and 0 <= self.rate < np.inf):
             raise ValueError(
-                f"steps and rate must not be negative, the batch size positive: {self}"
+                f"steps must be a whole number, and neither they nor rate negative: {self}"
             )
+        if not self.batch_size > 0:
+            raise ValueError(f"the batch size must be positive: {self}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +69,7 @@ class Quadratic:
 
     Args:
         spectrum: λ
-        noise: σ², the variance of one example's gradient in each direction
+        noise: σ², the variance of one example's gradient in each direction (one number for all, or one each)
         start: w_0, in each direction of the eigenbasis (or one number for all)
         minimum: w*, likewise
         weight_decay: γ, decoupled
@@ -79,31 +83,43 @@ class Quadratic:
     """
 
     spectrum: Spectrum
-    noise: float = 1.0
-    start: ArrayLike = 1.0
-    minimum: ArrayLike = 0.0
-    weight_decay: float = 0.0
-    preconditioner: ArrayLike | None = None
+    noise: Array
+    start: Array
+    minimum: Array
+    weight_decay: float
+    preconditioner: Array | None
 
-    def __post_init__(self) -> None:
-        shape = self.spectrum.eigenvalues.shape
-        for name in ("start", "minimum"):
-            value = np.broadcast_to(np.asarray(getattr(self, name), dtype=float), shape)
-            object.__setattr__(self, name, value)
-        if self.preconditioner is not None:
-            value = np.broadcast_to(np.asarray(self.preconditioner, dtype=float), shape)
-            if (value <= 0).any():
-                raise ValueError("the preconditioner must be positive")
-            object.__setattr__(self, "preconditioner", value)
-        if self.noise < 0 or self.weight_decay < 0:
+    def __init__(
+        self,
+        spectrum: Spectrum,
+        noise: ArrayLike = 1.0,
+        start: ArrayLike = 1.0,
+        minimum: ArrayLike = 0.0,
+        weight_decay: float = 0.0,
+        preconditioner: ArrayLike | None = None,
+    ) -> None:
+        given = {"noise": noise, "start": start, "minimum": minimum}
+        given |= {} if preconditioner is None else {"preconditioner": preconditioner}
+        values: dict[str, Any] = {"preconditioner": None}
+        for name, value in given.items():
+            each = np.broadcast_to(np.asarray(value, dtype=float), spectrum.eigenvalues.shape)
+            if not np.isfinite(each).all():
+                raise ValueError(f"{name} must be finite")
+            values[name] = each
+        if preconditioner is not None and (values["preconditioner"] <= 0).any():
+            raise ValueError("the preconditioner must be positive")
+        if (values["noise"] < 0).any() or not weight_decay >= 0:
             raise ValueError("noise and weight_decay must not be negative")
+        values |= {"spectrum": spectrum, "weight_decay": weight_decay}
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
 
     @property
     def gain(self) -> Array:
         """h, by which gradients are multiplied."""
         if self.preconditioner is None:
             return np.ones_like(self.spectrum.eigenvalues)
-        return 1 / np.asarray(self.preconditioner)
+        return 1 / self.preconditioner
 
     @property
     def contraction(self) -> Array:
@@ -114,8 +130,8 @@ class Quadratic:
     def settling_point(self) -> Array:
         """w°, where the iterate's mean ends."""
         pull = self.contraction
-        at = self.spectrum.eigenvalues * self.gain * np.asarray(self.minimum)
-        return np.divide(at, pull, out=np.array(self.start, dtype=float), where=pull > 0)
+        at = self.spectrum.eigenvalues * self.gain * self.minimum
+        return np.divide(at, pull, out=self.start.copy(), where=pull > 0)
 
     def stable_below(self) -> float:
         """The learning rate from which on the iterate diverges."""
@@ -143,7 +159,7 @@ class Moments:
     @property
     def bias(self) -> Array:
         """The mean's distance to w*, in each direction."""
-        return self.mean - np.asarray(self.model.minimum)
+        return self.mean - self.model.minimum
 
     @property
     def squared_distance(self) -> float:
@@ -195,9 +211,12 @@ class Moments:
         """Theorem 1: a bound on the probability of |‖w − w*‖ − E‖w − w*‖| ≥ t.
 
         ‖·‖ has slope one, so Gaussian concentration gives 2·exp(−t²/2v), v the largest variance: the
-        constant that the theorem leaves open, and a bound that does not grow with P.
+        constant that the theorem leaves open, and a bound that does not grow with P. (The theorem is about
+        √E‖w − w*‖² in place of the mean, which is larger by v/2E‖w − w*‖ at most.)
         """
         largest = float(self.variance.max())
+        if t <= 0:
+            return 1.0
         return 0.0 if largest == 0 else float(min(1.0, 2 * np.exp(-(t**2) / (2 * largest))))
 
 
@@ -277,6 +296,14 @@ def _whole_run(
     return run, count
 
 
+def check_sampling(first: int, every: int, decay: float | None = None) -> None:
+    """Refuse samples that cannot be. Steps count from 1, as for :class:`gadam.Averaging`."""
+    if first < 1 or every < 1 or first != int(first) or every != int(every):
+        raise ValueError(f"first and every must be whole and at least 1, not {first} and {every}")
+    if decay is not None and not 0 < decay < 1:
+        raise ValueError(f"decay must lie in (0, 1), not {decay}")
+
+
 def _phases(phases: Sequence[Phase] | Phase) -> list[Phase]:
     found = [phases] if isinstance(phases, Phase) else list(phases)
     if not found:
@@ -290,7 +317,7 @@ def _phases(phases: Sequence[Phase] | Phase) -> list[Phase]:
 def last_iterate(model: Quadratic, phases: Sequence[Phase] | Phase) -> Moments:
     """The last iterate after all phases (rate drops and batch growth are phases)."""
     run, _ = _whole_run(model, _phases(phases), _nothing(model.contraction), 1 << 62, 1)
-    return Moments(model, run.q * np.asarray(model.start) + run.d, run.v)
+    return Moments(model, run.q * model.start + run.d, run.v)
 
 
 def average(
@@ -298,20 +325,21 @@ def average(
 ) -> Moments:
     """The mean of the iterates after steps first, first + every, … (tail averaging, with a stride).
 
+    These are ``gadam.Averaging(start=first, every=every)``'s samples.
+
     Args:
         model: the quadratic
         phases: the steps
         first: T_avg
         every: κ
     """
-    if first < 1 or every < 1:
-        raise ValueError(f"first and every must be at least 1, not {first} and {every}")
+    check_sampling(first, every)
     one = np.ones_like(model.contraction)
     sample = _nothing(one)._replace(a=one)
     run, count = _whole_run(model, _phases(phases), sample, first, every)
     if not count:
         raise ValueError(f"no step is sampled: the run ends before step {first}")
-    mean = (run.a * np.asarray(model.start) + run.e) / count
+    mean = (run.a * model.start + run.e) / count
     return Moments(model, mean, run.u / count**2)
 
 
@@ -327,15 +355,14 @@ def ema(
         first: the first step that is sampled
         every: κ
     """
-    if not 0 < decay < 1:
-        raise ValueError(f"decay must lie in (0, 1), not {decay}")
+    check_sampling(first, every, decay)
     one = np.ones_like(model.contraction)
     sample = _nothing(one)._replace(a=(1 - decay) * one, r=decay * one)
     run, count = _whole_run(model, _phases(phases), sample, first, every)
     if not count:
         raise ValueError(f"no step is sampled: the run ends before step {first}")
     weight = -np.expm1(count * np.log(decay))
-    mean = (run.a * np.asarray(model.start) + run.e) / weight
+    mean = (run.a * model.start + run.e) / weight
     return Moments(model, mean, run.u / weight**2)
 
 
@@ -370,14 +397,30 @@ def distance_squared(model: Quadratic, phase: Phase, steps: int | Array) -> Arra
 # --------------------------------------------------------- the paper's closed forms, mended, and beside
 
 
+def _converging(rate: float, eigenvalue: ArrayLike) -> Array:
+    """The eigenvalues, if a settled state exists."""
+    lam = np.asarray(eigenvalue, dtype=float)
+    if not ((lam > 0) & (rate * lam < 2) & (rate > 0)).all():
+        raise ValueError("nothing settles unless 0 < αλ < 2: ask last_iterate and average instead")
+    return lam
+
+
+def average_mean(rate: float, eigenvalue: ArrayLike, steps: int, *, leading: bool = False) -> Array:
+    """Of the mean of w_1, …, w_n, over w_0: q(1 − qⁿ)/(αλn); to leading order (1 − αλ)/(αλn)."""
+    lam = _converging(rate, eigenvalue)
+    q = 1 - rate * lam
+    gone = 1.0 if leading else 1 - q**steps
+    return q * gone / (rate * lam * steps)
+
+
 def last_variance(
     rate: float, eigenvalue: ArrayLike, noise: float, steps: int | None = None
 ) -> Array:
-    """Of the last iterate: αs²(1 − q²ⁿ)/(λ(2 − αλ)); as n → ∞ without the bracket.
+    """Of the last iterate: αs²(1 − q²ⁿ)/(λ(2 − αλ)); to leading order, as n → ∞, without the bracket.
 
     (The proof of Theorem 1 ends with α/(2λ(1 − αλ)), which is another number.)
     """
-    lam = np.asarray(eigenvalue, dtype=float)
+    lam = _converging(rate, eigenvalue)
     settled = rate * noise / (lam * (2 - rate * lam))
     return settled if steps is None else settled * (1 - (1 - rate * lam) ** (2 * steps))
 
@@ -406,9 +449,12 @@ def average_variance(
         every: κ
         leading: to leading order in n
     """
-    lam = np.asarray(eigenvalue, dtype=float)
+    check_sampling(every, every)
+    lam = _converging(rate, eigenvalue)
     q = 1 - rate * lam
     big, m = q**every, steps // every
+    if m < 1:
+        raise ValueError(f"no step is sampled: {steps} steps with a stride of {every}")
     unit = noise * rate**2 * (1 - q ** (2 * every)) / (1 - q**2) / (1 - big) ** 2
     if leading:
         return unit * every / steps
@@ -421,7 +467,8 @@ def ema_variance(rate: float, eigenvalue: ArrayLike, noise: float, decay: float)
 
     (The paper prints (1 − ρ)/(1 + ρ)·αs²/λ: it takes iterates for independent, and loses 1/(2 − αλ).)
     """
-    q = 1 - rate * np.asarray(eigenvalue, dtype=float)
+    check_sampling(1, 1, decay if np.ndim(decay) == 0 else None)
+    q = 1 - rate * _converging(rate, eigenvalue)
     iterates = last_variance(rate, eigenvalue, noise)
     return iterates * (1 - decay) / (1 + decay) * (1 + decay * q) / (1 - decay * q)
 
@@ -457,24 +504,34 @@ def log_ball_probability(
 
 
 def far_apart(dimension: int, points: int, distance: float, deviation: float) -> float:
-    """At least this probable: that n draws from N(0, σ²I) around wherever are all this far apart."""
+    """At least this probable: that n draws from N(0, σ²I) around wherever are all this far apart.
+
+    Of iterates, σ is the deviation of a step's noise in each direction, α·√(σ²/B).
+    """
     earlier = np.arange(1, points)
     log_each = log_ball_probability(dimension, earlier, distance, deviation)
     return float(max(0.0, 1 - np.exp(special.logsumexp(log_each)))) if points > 1 else 1.0
 
 
-def regret_bound(squared_distance: float, rate: float, steps: int, noise: float) -> float:
-    """‖w_0 − w*‖²/(2αT) + ασ²: the average's loss is at most this above the best, for a convex loss.
+def regret_bound(
+    squared_distance: float, rate: float, steps: int, noise: float, smoothness: float
+) -> float:
+    """‖w_0 − w*‖²/(2αT) + ασ²: what the mean of w_1, …, w_T is above the best loss, at most, in expectation.
+
+    For any convex loss whose gradient has the Lipschitz constant β, if α ≤ 1/β.
 
     Args:
         squared_distance: ‖w_0 − w*‖²
-        rate: α, at most 1/β
+        rate: α
         steps: T
-        noise: σ², of the whole gradient: its trace
+        noise: σ², of the whole gradient: the trace of its covariance
+        smoothness: β
     """
+    if not 0 < rate * smoothness <= 1:
+        raise ValueError(f"the bound holds for rates up to 1/β = {1 / smoothness:g}, not {rate:g}")
     return squared_distance / (2 * rate * steps) + rate * noise
 
 
 def best_rate(smoothness: float, deviation: float, steps: int, distance: float) -> float:
-    """(β + σ√T/D)⁻¹, the rate that makes the regret bound βD²/T + σD/√T, up to constants."""
+    """(β + σ√T/D)⁻¹, with which the bound is βD²/2T + 1.5·σD/√T at most: as good as can be, up to constants."""
     return 1 / (smoothness + deviation * np.sqrt(steps) / distance)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from gadam.theory.noise import Noise
-from gadam.theory.predict import Phase, Quadratic, _phases
+from gadam.theory.predict import Phase, Quadratic, _phases, check_sampling
 from gadam.theory.spectrum import Array
 
 __all__ = ["Run", "simulate", "simulate_dependent"]
@@ -31,7 +31,7 @@ class Run:
 
     Attributes:
         last: The last iterate, (replicas, P).
-        average: The mean of the samples, likewise; None if there was none.
+        average: The mean of the samples, likewise; None if the run ends before the first.
         ema: The debiased exponential moving average, likewise.
         steps: At which the following were recorded.
         squared_distance: ‖w − w*‖² of each point by name, (recorded steps, replicas); NaN before its
@@ -58,6 +58,23 @@ class _Sampling:
         return step >= self.first and (step - self.first) % self.every == 0
 
 
+def _sampling(
+    phases: list[Phase],
+    replicas: int,
+    first: int,
+    every: int,
+    decay: float | None,
+    record: Sequence[int],
+) -> _Sampling:
+    check_sampling(first, every, decay)
+    steps = sum(phase.steps for phase in phases)
+    if replicas < 1:
+        raise ValueError(f"there must be at least one replica, not {replicas}")
+    if any(not 1 <= step <= steps for step in record):
+        raise ValueError(f"steps to record must lie between 1 and {steps}")
+    return _Sampling(first, every, decay, tuple(sorted({int(step) for step in record})))
+
+
 def simulate(
     model: Quadratic,
     phases: Sequence[Phase] | Phase,
@@ -67,7 +84,7 @@ def simulate(
     every: int = 1,
     decay: float | None = None,
     record: Sequence[int] = (),
-    seed: int = 0,
+    seed: int | Sequence[int] = 0,
     dtype: type = np.float64,
     threads: int | None = None,
 ) -> Run:
@@ -92,8 +109,8 @@ def simulate(
         >>> run.average.shape, bool((run.average**2).sum() < (run.last**2).sum())
         ((3, 50), True)
     """
-    plan = _Sampling(first, every, decay, tuple(sorted(set(record))))
     whole = _phases(phases)
+    plan = _sampling(whole, replicas, first, every, decay, record)
     counts = np.round(model.spectrum.counts).astype(int)
     model.spectrum.expanded()  # refuses counts that are not whole
     direction = np.repeat(np.arange(len(counts)), counts)
@@ -110,7 +127,8 @@ def simulate(
 
         return _descend(model, whole, blocks[block], draw, plan, replicas, dtype)
 
-    workers = threads or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    workers = threads or cores or 1
     with ThreadPoolExecutor(workers) as pool:
         return _joined(list(pool.map(one, range(len(blocks)))), plan)
 
@@ -142,7 +160,7 @@ def simulate_dependent(
         record: likewise
         dtype: likewise
     """
-    plan = _Sampling(first, every, decay, tuple(sorted(set(record))))
+    plan = _sampling(_phases(phases), replicas, first, every, decay, record)
     counts = np.round(model.spectrum.counts).astype(int)
     model.spectrum.expanded()
     direction = np.repeat(np.arange(len(counts)), counts)

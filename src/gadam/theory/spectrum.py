@@ -38,7 +38,7 @@ class Spectrum:
         number = np.ones_like(values) if counts is None else np.asarray(counts, dtype=float)
         if values.ndim != 1 or not len(values) or not np.isfinite(values).all():
             raise ValueError("eigenvalues must be a list of finite numbers, not empty")
-        if number.shape != values.shape or (number <= 0).any():
+        if number.shape != values.shape or not (number > 0).all():
             raise ValueError("there must be a positive count for each eigenvalue")
         if (values < 0).any():
             raise ValueError(
@@ -59,43 +59,55 @@ class Spectrum:
     def expanded(self) -> Array:
         """An eigenvalue for each direction."""
         if not np.allclose(self.counts, np.round(self.counts)):
-            raise ValueError("counts that are not whole cannot be expanded: make a finer spectrum")
+            raise ValueError(
+                "counts that are not whole cannot be simulated: give one eigenvalue a direction (points=P)"
+            )
         return np.repeat(self.eigenvalues, np.round(self.counts).astype(int))
-
-
-def _quantiles(cumulated: Array, at: Array, dimension: int, points: int | None) -> Spectrum:
-    """Directions spread evenly over the probability, so that sums over them are integrals."""
-    number = min(dimension, 1000) if points is None else points
-    middle = (np.arange(number) + 0.5) / number
-    values = np.interp(middle, cumulated / cumulated[-1], at)
-    return Spectrum(values, np.full(number, dimension / number))
 
 
 def marchenko_pastur(
     dimension: int, ratio: float, scale: float = 1.0, points: int | None = None
 ) -> Spectrum:
-    """The spectrum of a random covariance matrix, ratio = parameters over examples, below 1.
+    """The spectrum of a random covariance matrix, ratio = parameters over examples.
 
     Args:
         dimension: P
-        ratio: r: eigenvalues lie within scale · (1 ± √r)²
+        ratio: r: eigenvalues lie within scale · (1 ± √r)²; for r > 1 a share 1 − 1/r of them is zero
         scale: their mean
-        points: how many of them to use; at most 1,000 if not said
+        points: None for 1,000 nodes of a Gauss quadrature, with counts that are not whole; or P, for one eigenvalue a
+            direction, as a simulation needs them
 
     Example:
-        >>> round(marchenko_pastur(10_000, ratio=0.5).mean(lambda x: x**2), 4)  # 1 + r
-        1.5
+        >>> round(marchenko_pastur(10_000, ratio=0.5).mean(lambda x: 1 / x**2), 6)  # (1 − r)⁻³
+        8.0
     """
-    if not 0 < ratio < 1 or scale <= 0:
+    if not (ratio > 0 and scale > 0 and dimension >= 1) or points not in (None, dimension):
         raise ValueError(
-            f"the ratio must lie in (0, 1) and the scale be positive: {ratio}, {scale}"
+            f"ratio and scale must be positive, and points None or P: {ratio}, {scale}, {points}"
         )
     low, high = (1 - np.sqrt(ratio)) ** 2, (1 + np.sqrt(ratio)) ** 2
-    angle = np.linspace(0, np.pi, 20_001)  # x = middle − half · cos(angle) takes the roots out
-    x = (low + high) / 2 - (high - low) / 2 * np.cos(angle)
-    density = np.sin(angle) ** 2 / x
-    cumulated = np.concatenate([[0.0], cumulative_simpson(density, x=angle)])
-    return _quantiles(cumulated, scale * x, dimension, points)
+    zeros = dimension * max(0.0, 1 - 1 / ratio)
+
+    def at(
+        angle: Array,
+    ) -> tuple[Array, Array]:  # x = middle − half · cos(angle) takes the roots out
+        x = (low + high) / 2 - (high - low) / 2 * np.cos(angle)
+        return x, np.sin(angle) ** 2 / x
+
+    if points is None:
+        x, density = at(np.arange(1, 1001) * np.pi / 1001)  # Gauss and Chebyshev's
+        values, counts = scale * x, (dimension - zeros) * density / density.sum()
+    else:
+        angle = np.linspace(0, np.pi, 20_001)[1:]
+        x, density = at(angle)
+        cumulated = np.concatenate([[0.0], cumulative_simpson(density, x=angle)])
+        zeros = round(zeros)
+        middle = (np.arange(dimension - zeros) + 0.5) / (dimension - zeros)
+        values = scale * np.interp(middle, cumulated / cumulated[-1], x)
+        counts = np.ones_like(values)
+    if zeros:
+        values, counts = np.append(values, 0.0), np.append(counts, zeros)
+    return Spectrum(values, counts)
 
 
 def power_law(
@@ -109,7 +121,7 @@ def power_law(
         largest: the first
         points: how many to use: the steepest ones singly, the others in groups; all if not said
     """
-    if exponent < 0 or largest <= 0:
+    if not (exponent >= 0 and largest > 0 and dimension >= 1) or (points or 1) < 1:
         raise ValueError("the exponent must not be negative and the largest eigenvalue be positive")
     if points is None or points >= dimension:
         return Spectrum(largest * np.arange(1, dimension + 1.0) ** -exponent)
@@ -132,5 +144,7 @@ def measured(nodes: ArrayLike, weights: ArrayLike, dimension: int) -> Spectrum:
         80.0
     """
     at, share = np.asarray(nodes, dtype=float), np.asarray(weights, dtype=float)
+    if at.shape != share.shape or not np.isfinite([at, share]).all() or (share < 0).any():
+        raise ValueError("there must be a finite node for each weight, and no weight negative")
     kept = (at >= 0) & (share > 0)
     return Spectrum(at[kept], dimension * share[kept] / share.sum())
