@@ -48,7 +48,7 @@ def test_simulation_lies_on_its_prediction(name):
 
 def test_the_command_writes_pictures_numbers_and_a_page(tmp_path, capsys):
     assert main(["theory", "stride", "--out", str(tmp_path)]) == 0
-    assert "next to nothing is lost" in capsys.readouterr().out
+    assert "a stride of 1/αλ costs a tenth" in capsys.readouterr().out
     assert (tmp_path / "stride.png").read_bytes().startswith(b"\x89PNG")
     ElementTree.parse(tmp_path / "stride.svg")
     assert "mathdefault" not in (tmp_path / "stride.svg").read_text()

@@ -256,7 +256,7 @@ def stride(seed: int) -> Picture:
     return Picture(
         "A stride costs little as long as the iterates between samples are alike",
         "Variance of the average of every κ-th iterate, over that of all, 4,000 steps. The paper's factor κ is what "
-        "independent iterates would give; they are not, and for a stride of 1/αλ next to nothing is lost.",
+        "independent iterates would give; they are not: a stride of 1/αλ costs a tenth.",
         "stride κ",
         "variance, relative to κ = 1",
         series,
@@ -386,7 +386,7 @@ def batch_growth(seed: int) -> Picture:
         "Drops of the rate and larger batches lower the noise once, averaging goes on",
         "Expected loss above the best on 500 directions with λ = 1/√i (α = 0.5, σ²/B = 1). A tenth of the rate or ten "
         "times the batch leaves a tenth of the noise, at a tenth of the pace or ten times the price a step; the "
-        "average has passed both before long.",
+        "average passes both.",
         "steps",
         "expected excess loss",
         series,
