@@ -102,7 +102,10 @@ def language(folder: Path) -> str:
         for part in ("validation", "test"):
             for point in ("iterate", "average"):
                 values = [r[point][part]["perplexity"] for r in results if r[point]]
-                cells.append(mean_and_error(values))
+                few = (
+                    f" ({len(values)} of {len(results)})" if 0 < len(values) < len(results) else ""
+                )
+                cells.append(mean_and_error(values) + few)
         cells.append("" if row["published"] is None else f"{row['published']:g}")
         lines.append(f"| {' | '.join(cells)} |")
         seconds += [sum(r["seconds"].values()) for r in results]

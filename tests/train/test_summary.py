@@ -83,3 +83,15 @@ def test_failures_and_single_seeds_are_said():
     assert "75.73" in text
     assert table[1].difference is None
     json.dumps(summary.to_json(BOTH, table))
+
+
+def test_an_average_that_not_all_runs_have_says_so():
+    """A trigger may not fire: what is shown is of fewer runs, and the gain is of what each was used for."""
+    results = {("Gadam", 0): result(80.0, 85.0), ("Gadam", 1): result(82.0)}
+    results |= {("AdamW", 0): result(79.0), ("AdamW", 1): result(80.0)}
+    _, row = summary.rows(BOTH, results)
+    assert row.average is not None
+    assert row.average.count == 1
+    assert summary.cells(row)[2] == "85.00 (1 of 2)"
+    assert row.difference is not None
+    assert row.difference.mean == pytest.approx((6.0 + 2.0) / 2)

@@ -186,10 +186,10 @@ def _headline(collection: Collection) -> str:
             gain = f"{mean:+.2f}{bounds} over {row.base}"
         cells = [
             summary.titled(row),
-            str(row.iterate or "–"),
-            str(row.average or "–"),
+            summary.of_runs(row.iterate, row),
+            summary.of_runs(row.average, row),
             gain or "–",
-            str(row.validation or "–"),
+            summary.of_runs(row.validation, row),
             str(row.runs),
         ]
         cells += ["–" if row.published is None else f"{row.published:g}"] if published else []

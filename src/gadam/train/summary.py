@@ -10,7 +10,19 @@ from typing import Any
 
 from gadam.train.experiments import Experiment
 
-__all__ = ["Estimate", "Row", "best", "cells", "markdown", "rows", "to_json"]
+__all__ = [
+    "Estimate",
+    "Row",
+    "best",
+    "cells",
+    "described",
+    "markdown",
+    "more_is_better",
+    "of_runs",
+    "rows",
+    "titled",
+    "to_json",
+]
 
 # The 97.5 % quantile of Student's t with 1, 2, … degrees of freedom.
 _STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
@@ -152,6 +164,15 @@ def titled(row: Row) -> str:
     return row.label + (f" ({', '.join(trouble)})" if trouble else "")
 
 
+def of_runs(estimate: Estimate | None, row: Row) -> str:
+    """An estimate as text; where not all runs have it (a trigger that did not fire), of how many."""
+    if estimate is None:
+        return "–"
+    return str(estimate) + (
+        f" ({estimate.count} of {row.runs})" if estimate.count < row.runs else ""
+    )
+
+
 def cells(row: Row) -> tuple[str, ...]:
     """A row as text."""
     gain = ""
@@ -165,10 +186,10 @@ def cells(row: Row) -> tuple[str, ...]:
         gain = f"{row.difference.mean:+.2f}{bounds} over {row.base}"
     return (
         titled(row),
-        str(row.iterate or "–"),
-        str(row.average or "–"),
+        of_runs(row.iterate, row),
+        of_runs(row.average, row),
         gain,
-        str(row.validation or "–"),
+        of_runs(row.validation, row),
         "–" if row.seconds is None else f"{row.seconds:.0f}",
     )
 
