@@ -6,7 +6,15 @@ import json
 import random
 from pathlib import Path
 
-from gadam.train.recipe import Average, Optimizer, Recipe, Schedule, to_dict
+from gadam.train.recipe import (
+    Average,
+    Data,
+    Language,
+    Optimizer,
+    Recipe,
+    Schedule,
+    to_dict,
+)
 
 RECIPES = {
     "AdamW": Recipe(
@@ -21,6 +29,17 @@ RECIPES = {
         epochs=6,
     ),
 }
+
+
+LANGUAGE = Recipe(
+    "c",
+    "awd-lstm-mini",
+    data=Data("toy-language", augment=False),
+    optimizer=Optimizer("adam", 0.01),
+    average=Average(2),
+    language=Language(),
+    epochs=6,
+)
 
 
 def run(
@@ -42,7 +61,10 @@ def run(
     lines = []
     for epoch in range(1, epochs + 1):
         sampled = recipe.average is not None and epoch > 2
-        point = {"accuracy": 60 + 3 * epoch + chance.random(), "top5": 99.0, "loss": 1.0}
+        value = 60 + 3 * epoch + chance.random()
+        point = {"accuracy": value, "top5": 99.0, "loss": 1.0}
+        if recipe.language is not None:
+            point = {"perplexity": 100 - value, "loss": 1.0}
         line = {
             "epoch": epoch,
             "lr": 0.01,
@@ -52,7 +74,8 @@ def run(
             "seconds": {"train": 1.0 + chance.random(), "refresh": 0.2, "evaluate": 0.1},
         }
         if sampled:
-            better = {**point, "accuracy": point["accuracy"] + 2}
+            step = 2 if recipe.language is None else -2
+            better = {**point, recipe.metric: point[recipe.metric] + step}
             line["average"] = {"test": better, "validation": better}
         lines.append(line)
     (folder / "epochs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -165,6 +165,45 @@ def test_hovering_shows_values(browser, report):
     tip = find(browser, "#vg-tooltip-element")[0].text
     assert "method" in tip
     assert "test error" in tip
+    assert "undefined" not in tip
+    assert any(label in tip for label in ("AdamW", "Gadam"))
+
+
+def test_pictures_and_texts_on_one_page(browser, tmp_path):
+    """One metric at a time, on test or validation data; the best possible is marked where it is known."""
+    made.sweep(tmp_path / "pictures", seeds=1)
+    made.run(tmp_path / "text" / "lm-0", "LSTM", 0, recipe=made.LANGUAGE)
+    path = tmp_path / "report.html"
+    path.write_text(page.render(collect([tmp_path])))
+    browser.get_log("browser")  # of others
+    load(browser, path)
+
+    def drawn() -> tuple[str, int]:
+        rules = len(find(browser, "#curves g.mark-rule.role-mark line"))
+        return find(browser, "#curves g.role-axis-title text, #curves")[0].text, rules
+
+    title, rules = drawn()
+    assert "test error, %" in title
+    assert rules == 0
+    assert lines_drawn(browser) == 3
+    act(browser, find(browser, "input[name=metric][value=perplexity]")[0])
+    title, rules = drawn()
+    assert "test perplexity" in title
+    assert rules == 1
+    assert lines_drawn(browser) == 2
+    act(browser, find(browser, "input[name=part][value=validation]")[0])
+    assert "validation perplexity" in drawn()[0]
+    assert not [e for e in browser.get_log("browser") if e["level"] in ("SEVERE", "WARNING")]
+
+
+def test_a_page_of_sections_alone(browser, tmp_path):
+    from gadam.theory.command import main
+
+    assert main(["ema", "--out", str(tmp_path)]) == 0
+    browser.get_log("browser")
+    load(browser, tmp_path / "report.html")
+    assert len(find(browser, "#section-chart-0 svg")) == 1
+    assert not [e for e in browser.get_log("browser") if e["level"] in ("SEVERE", "WARNING")]
 
 
 def test_the_theme_button_and_the_keyboard(browser, report):

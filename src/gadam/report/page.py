@@ -361,9 +361,11 @@ def _specs(curves: list[series.Curve], styles: dict[str, series.Style]) -> dict[
     whole = {"tickMinStep": 1, "format": "d"}
     x = {"field": "epoch", "type": "quantitative", "title": "epoch", "axis": whole}
     value = {"field": "value", "type": "quantitative", "scale": {"zero": False}}
+    # Around the nearest point Vega-Lite finds only values that it formats: texts have to be, too.
+    text = {"format": "", "formatType": "toString"}
     tooltip = [
-        {"field": "label", "type": "nominal", "title": "method"},
-        {"field": "point", "type": "nominal"},
+        {"field": "label", "type": "nominal", "title": "method", **text},
+        {"field": "point", "type": "nominal", **text},
         {"field": "epoch", "type": "quantitative"},
         {"field": "seconds", "type": "quantitative", "format": ",.0f"},
         {"field": "value", "type": "quantitative", "format": ".2f"},
@@ -381,6 +383,7 @@ def _specs(curves: list[series.Curve], styles: dict[str, series.Style]) -> dict[
         "curves": {
             **common,
             "height": 380,
+            "config": {"customFormatTypes": True},
             "data": {"name": "curves"},
             "layer": [
                 {

@@ -159,7 +159,7 @@ def vega(picture: Picture) -> dict[str, Any]:
     ]
 
     def axis(name: str, title: str, log: bool) -> dict[str, Any]:
-        scale = {"type": "log" if log else "linear", "zero": False}
+        scale = {"type": "log"} if log else {"type": "linear", "zero": False}
         number = {"field": name, "type": "quantitative", "axis": {"format": "~g"}}
         return {**number, "title": title, "scale": scale}
 

@@ -133,7 +133,8 @@ def _sweep(name: str, scale: Literal["mini", "paper"], rows: str, common: Common
         for row, number in experiment.published.items()
         if _same_task(recipes[row], experiment.recipes[row])
     }
-    experiment = replace(experiment, recipes=recipes, published=published)
+    note = f"{experiment.note} {_best_possible(recipes.values())}".strip()
+    experiment = replace(experiment, recipes=recipes, published=published, note=note)
     _check(list(recipes.values()), common)
     folder = common.out or Path("runs") / (name if scale == "mini" else f"{name}-{scale}")
     seeds = common.seeds or experiment.seeds
@@ -210,6 +211,13 @@ def _overridden(recipes: Mapping[str, Recipe], settings: Sequence[str]) -> dict[
         row: override(recipe, [s for s in settings if concerns(s, recipe)])
         for row, recipe in recipes.items()
     }
+
+
+def _best_possible(recipes: Iterable[Recipe]) -> str:
+    """In a sentence, where it is known of the text that all learn."""
+    texts = {r.data.name if r.language is not None else "" for r in recipes}
+    best = text.best_perplexity(texts.pop()) if len(texts) == 1 else {}
+    return f"The true probabilities have a test perplexity of {best['test']:.2f}." if best else ""
 
 
 def _same_task(a: Recipe, b: Recipe) -> bool:
@@ -314,7 +322,7 @@ def _train(arguments: list[str]) -> int:
     done = _run_all(jobs, common, folder)
     _export(jobs, common)
     if not common.json:
-        experiment = Experiment(name, recipe.method, {name: recipe})
+        experiment = Experiment(name, recipe.method, {name: recipe}, note=_best_possible([recipe]))
         results = {(name, job.seed): done.get(job) for job in jobs}
         screen.print_table(experiment, summary.rows(experiment, results))
         print(f"The runs are in {folder}")
