@@ -1,0 +1,265 @@
+"""The spectrum of a large symmetric matrix from products with vectors: its top, its density, traces.
+
+The matrix is anything with a ``dimension`` and a product ``matrix @ vector`` of torch vectors, such as
+:class:`gadam.analysis.Curvature`. What is estimated at random comes with its standard error.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+__all__ = ["Density", "Eigen", "Estimate", "Matrix", "density", "squared_norm", "top", "trace"]
+
+
+class Matrix(Protocol):
+    """A symmetric matrix."""
+
+    @property
+    def dimension(self) -> int: ...
+
+    def __matmul__(self, vector: Tensor, /) -> Tensor: ...
+
+
+class Estimate(NamedTuple):
+    """A mean over random probes, and its standard error."""
+
+    value: float
+    error: float
+
+
+def _like(matrix: Matrix) -> Tensor:
+    """An empty vector of the matrix's own type and place."""
+    params = getattr(matrix, "params", None)
+    return params[0].detach().new_empty(0) if params else torch.empty(0, dtype=torch.float64)
+
+
+def _probe(matrix: Matrix, like: Tensor, generator: torch.Generator) -> Tensor:
+    """Random signs: of all probes they vary least."""
+    signs = torch.randint(0, 2, (matrix.dimension,), generator=generator)
+    return (2 * signs - 1).to(like)
+
+
+# ------------------------------------------------------------------------------------------- Lanczos
+
+
+class _Lanczos:
+    """The matrix, tridiagonal in an orthonormal basis that grows by a product a step.
+
+    Each new vector is made orthogonal to all before it, twice: without that, rounding lets found eigenvalues come back.
+    Where the space that products reach is exhausted, it goes on from another random vector.
+    """
+
+    def __init__(self, matrix: Matrix, start: Tensor, generator: torch.Generator) -> None:
+        self.matrix, self.generator = matrix, generator
+        self.basis = [start / start.norm()]
+        self.diagonal: list[float] = []
+        self.beside: list[float] = []
+        self.exhausted = False
+
+    def step(self) -> None:
+        """Grow by one."""
+        newest = self.basis[-1]
+        image = self.matrix @ newest
+        self.diagonal.append(float(newest.double() @ image.double()))
+        image, size = self._rest(image), 0.0
+        scale = max(map(abs, (*self.diagonal, *self.beside, 1e-300)))
+        if float(image.norm()) > 100 * torch.finfo(image.dtype).eps * scale:
+            size = float(image.norm())
+        self.beside.append(size)
+        self.exhausted = len(self.basis) == self.matrix.dimension
+        if not self.exhausted:
+            if size == 0.0:
+                fresh = torch.randn(len(image), generator=self.generator).to(image)
+                image = self._rest(fresh)
+            self.basis.append(image / image.norm())
+
+    def _rest(self, vector: Tensor) -> Tensor:
+        """What of the vector is orthogonal to the basis."""
+        basis = torch.stack(self.basis)
+        for _ in range(2):
+            vector = vector - basis.T @ (basis @ vector)
+        return vector
+
+    def ritz(self) -> tuple[Tensor, Tensor]:
+        """Eigenvalues, increasing, and eigenvectors (columns) of the tridiagonal matrix."""
+        t = torch.diag(torch.tensor(self.diagonal, dtype=torch.float64))
+        if len(self.diagonal) > 1:
+            beside = torch.tensor(self.beside[: len(self.diagonal) - 1], dtype=torch.float64)
+            t += torch.diag(beside, 1) + torch.diag(beside, -1)
+        values, vectors = torch.linalg.eigh(t)
+        return values, vectors
+
+    def residuals(self, vectors: Tensor) -> Tensor:
+        """How far each Ritz pair is from being an eigenpair: a bound on the error of its value."""
+        last = 0.0 if self.exhausted else self.beside[-1]
+        return last * vectors[-1].abs()
+
+
+@dataclass(frozen=True, eq=False)
+class Eigen:
+    """Eigenvalues, the wanted first, with a bound on the error of each, and their eigenvectors as rows."""
+
+    values: Tensor
+    errors: Tensor
+    vectors: Tensor
+    products: int
+
+
+def top(
+    matrix: Matrix,
+    count: int = 1,
+    *,
+    by: Literal["magnitude", "value"] = "magnitude",
+    tolerance: float = 1e-5,
+    products: int = 200,
+    seed: int = 0,
+) -> Eigen:
+    """The largest eigenvalues, by Lanczos' method with full reorthogonalisation.
+
+    An eigenvalue that several directions share exactly may be found once only.
+
+    Args:
+        matrix: whose
+        count: how many
+        by: "magnitude" (the first is then the spectral norm, with its sign), or "value"
+        tolerance: relative, of each
+        products: with vectors, at most; as many copies of the parameters are kept
+        seed: of the start
+
+    Example:
+        >>> class Diagonal:
+        ...     dimension = 100
+        ...     def __matmul__(self, v):
+        ...         return v * torch.arange(100)
+        >>> [round(float(v), 6) for v in top(Diagonal(), 2).values]
+        [99.0, 98.0]
+    """
+    if not 1 <= count <= matrix.dimension:
+        raise ValueError(f"count must lie between 1 and {matrix.dimension}, not {count}")
+    generator = torch.Generator().manual_seed(seed)
+    start = torch.randn(matrix.dimension, generator=generator).to(_like(matrix))
+    lanczos = _Lanczos(matrix, start, generator)
+    while True:
+        lanczos.step()
+        if len(lanczos.diagonal) >= count or lanczos.exhausted:
+            values, vectors = lanczos.ritz()
+            order = (values.abs() if by == "magnitude" else values).argsort(descending=True)[:count]
+            errors = lanczos.residuals(vectors)[order]
+            good = bool((errors <= tolerance * values[order].abs().clamp_min(1e-300)).all())
+            if good or lanczos.exhausted or len(lanczos.diagonal) >= products:
+                break
+    basis = torch.stack(lanczos.basis[: len(lanczos.diagonal)])
+    found = vectors[:, order].T.to(basis) @ basis
+    return Eigen(values[order], errors, found, len(lanczos.diagonal))
+
+
+# ------------------------------------------------------------------------------------------- density
+
+
+@dataclass(frozen=True, eq=False)
+class Density:
+    """The spectral density as points of mass: eigenvalues, and what share of all is there.
+
+    ``gadam.theory.measured(density.nodes, density.weights, P)`` makes a spectrum of it to predict from.
+    """
+
+    nodes: Tensor
+    weights: Tensor
+
+    def mean(self, power: int) -> float:
+        """Tr Hᵖ/P."""
+        return float(self.weights @ self.nodes**power)
+
+    def smoothed(self, at: Tensor, width: float) -> Tensor:
+        """The density at these places, each mass spread by a normal distribution of this width."""
+        z = (at[:, None] - self.nodes[None]) / width
+        return torch.exp(-(z**2) / 2) @ self.weights / (width * (2 * torch.pi) ** 0.5)
+
+
+def density(matrix: Matrix, *, probes: int = 4, steps: int = 50, seed: int = 0) -> Density:
+    """By stochastic Lanczos quadrature: each probe gives a Gauss quadrature of the density, as it sees it.
+
+    Args:
+        matrix: whose
+        probes: random vectors
+        steps: of Lanczos' method from each; moments up to twice as many are right for each probe
+        seed: of the probes
+    """
+    if probes < 1 or steps < 1:
+        raise ValueError(f"probes and steps must be at least 1, not {probes} and {steps}")
+    generator, like = torch.Generator().manual_seed(seed), _like(matrix)
+    nodes, weights = [], []
+    for _ in range(probes):
+        lanczos = _Lanczos(matrix, _probe(matrix, like, generator), generator)
+        for _ in range(steps):
+            lanczos.step()
+            if lanczos.beside[-1] == 0.0:  # the quadrature is exact
+                break
+        values, vectors = lanczos.ritz()
+        nodes.append(values)
+        weights.append(vectors[0] ** 2 / probes)
+    return Density(torch.cat(nodes), torch.cat(weights))
+
+
+# -------------------------------------------------------------------------------------------- traces
+
+
+def _estimate(samples: list[float]) -> Estimate:
+    values = torch.tensor(samples, dtype=torch.float64)
+    error = float(values.std() / len(samples) ** 0.5) if len(samples) > 1 else float("nan")
+    return Estimate(float(values.mean()), error)
+
+
+def trace(
+    matrix: Matrix,
+    *,
+    probes: int = 30,
+    method: Literal["hutchinson", "hutch++"] = "hutchinson",
+    seed: int = 0,
+) -> Estimate:
+    """Of the matrix, from random probes.
+
+    Args:
+        matrix: whose
+        probes: products with vectors
+        method: "hutchinson", the mean of vᵀHv; or "hutch++" (Meyer, Musco, Musco and Woodruff, 2021), which takes the
+            trace on a space that a third of the probes find exactly and only the rest at random: far better where few
+            eigenvalues are large
+        seed: of the probes
+    """
+    generator, like = torch.Generator().manual_seed(seed), _like(matrix)
+
+    def quadratic(v: Tensor) -> float:
+        return float(v.double() @ (matrix @ v).double())
+
+    if method == "hutchinson":
+        if probes < 2:
+            raise ValueError(f"there must be at least 2 probes, not {probes}")
+        return _estimate([quadratic(_probe(matrix, like, generator)) for _ in range(probes)])
+    if method != "hutch++":
+        raise ValueError(f"method is hutchinson or hutch++, not {method!r}")
+    third = min(probes // 3, matrix.dimension)
+    if third < 2:
+        raise ValueError(f"hutch++ needs at least 6 probes, not {probes}")
+    images = torch.stack([matrix @ _probe(matrix, like, generator) for _ in range(third)], dim=1)
+    basis = torch.linalg.qr(images).Q
+    exact = sum(quadratic(column) for column in basis.T)
+    rest = []
+    for _ in range(third):
+        v = _probe(matrix, like, generator)
+        rest.append(quadratic(v - basis @ (basis.T @ v)))
+    found = _estimate(rest)
+    return Estimate(exact + found.value, found.error)
+
+
+def squared_norm(matrix: Matrix, *, probes: int = 30, seed: int = 0) -> Estimate:
+    """‖H‖²_F, Frobenius', from the mean of ‖Hv‖² over random probes."""
+    if probes < 2:
+        raise ValueError(f"there must be at least 2 probes, not {probes}")
+    generator, like = torch.Generator().manual_seed(seed), _like(matrix)
+    images = (matrix @ _probe(matrix, like, generator) for _ in range(probes))
+    return _estimate([float(image.double().square().sum()) for image in images])
