@@ -36,6 +36,17 @@ def test_it_is_the_hessian_of_the_whole_data(batchnorm, method):
     assert all(p.grad is None for p in model.parameters())
 
 
+def test_kept_graphs_give_the_same_until_the_weights_move():
+    model = network()
+    kept, plain = Curvature(model, DATA, keep_graphs=True), Curvature(model, DATA)
+    torch.testing.assert_close(matrix(kept), matrix(plain), rtol=0, atol=0)
+    with torch.no_grad():
+        next(model.parameters()).add_(0.1)
+    torch.testing.assert_close(matrix(kept), matrix(plain), rtol=0, atol=0)
+    with pytest.raises(ValueError, match="double backward only"):
+        Curvature(model, DATA, kind="ggn", keep_graphs=True)
+
+
 def test_the_gradient_and_the_loss_are_those_of_the_whole_data():
     model = network()
     curvature = Curvature(model, DATA)
