@@ -119,6 +119,18 @@ def language(folder: Path) -> str:
     return "\n".join(lines)
 
 
+def place(report: dict[str, Any]) -> str:
+    """Samples at the same place of the text against samples at others."""
+    lines = ["| sampled every | samples | validation | test |", "|---|---:|---:|---:|"]
+    for row in report["rows"]:
+        every = row["every"] if row["every"] == "epoch" else f"{row['every']} steps"
+        lines.append(
+            f"| {every} | {row['samples']} | {row['validation']:.2f} | {row['test']:.2f} |"
+        )
+    lines += ["", f"One seed; `{report['command']}`, to `results/language-place.json`."]
+    return "\n".join(lines)
+
+
 def errata() -> str:
     """What is wrong in print."""
     from gadam.theory import ERRATA
@@ -146,6 +158,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "step-time": lambda: step_time(read("step-time.json")),
     "compare": lambda: compare(read("compare/summary.json")),
     "errata": errata,
+    "place": lambda: place(read("language-place.json")),
     "tab-ptb": lambda: language(ROOT / "results" / "tab-ptb"),
     "tab-ptb-nt": lambda: language(ROOT / "results" / "tab-ptb-nt"),
     "fig-frequency": lambda: language(ROOT / "results" / "fig-frequency"),
