@@ -131,6 +131,20 @@ def place(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def language_step(report: dict[str, Any]) -> str:
+    """How fast a step is beside a plain one."""
+    shown = "; ".join(
+        f"`{name}` {row['gadam']:.3g} s against {row['plain']:.3g} s, {row['speed, relative to plain']:.2f} times as fast"
+        for name, row in report["seconds of a step"].items()
+    )
+    return (
+        "A training step with weight drop, locked dropout, dropped words and the regularisers, beside the same network from "
+        f"plain `nn.LSTM` and `nn.Dropout`: {shown}. Medians of interleaved repetitions on {report['threads']} threads, torch "
+        f"{report['torch']}; `python benchmarks/language.py --json results/language-step.json`. The machine is shared, and "
+        "ratios vary by a tenth."
+    )
+
+
 def errata() -> str:
     """What is wrong in print."""
     from gadam.theory import ERRATA
@@ -158,6 +172,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "step-time": lambda: step_time(read("step-time.json")),
     "compare": lambda: compare(read("compare/summary.json")),
     "errata": errata,
+    "language-step": lambda: language_step(read("language-step.json")),
     "place": lambda: place(read("language-place.json")),
     "tab-ptb": lambda: language(ROOT / "results" / "tab-ptb"),
     "tab-ptb-nt": lambda: language(ROOT / "results" / "tab-ptb-nt"),

@@ -108,6 +108,27 @@ def test_inputs_and_probabilities_that_cannot_be():
     assert WeightDropLSTM(3, 5, dtype=torch.float64).weight_hh_l0.dtype == torch.float64
 
 
+@pytest.mark.parametrize("p", [0.5, 0.2, 0.0, 0.9])
+def test_large_matrices_are_dropped_as_small_ones_are(p, monkeypatch):
+    monkeypatch.setattr(lstm, "LARGE", 0)
+    weight = torch.full((400, 501), 2.0, requires_grad=True)
+    torch.manual_seed(3)
+    out = lstm.dropped(weight, p)
+    torch.manual_seed(3)
+    assert torch.equal(out, lstm.dropped(weight, p))
+    kept = out != 0
+    n = weight.numel()
+    assert abs(float(kept.double().mean()) - (1 - p)) < 4 * (p * (1 - p) / n) ** 0.5 + 2**-16
+    torch.testing.assert_close(out[kept].unique().item(), 2 / (1 - p), rtol=1e-4, atol=0)
+    # Neighbours, which share their random number, are dropped independently of each other.
+    for a, b in ((kept[:, :-1], kept[:, 1:]), (kept[:-1], kept[1:])):
+        both = float((a & b).double().mean())
+        assert both == pytest.approx((1 - p) ** 2, abs=5 / n**0.5)
+    out.sum().backward()
+    assert weight.grad is not None
+    torch.testing.assert_close(weight.grad, out.detach() / 2)
+
+
 def test_its_parameters_are_never_replaced():
     layer = WeightDropLSTM(3, 5, weight_drop=0.5)
     before = dict(layer.named_parameters())

@@ -80,7 +80,7 @@ class WeightDropLSTM(nn.LSTM):
             zeros = x.new_zeros(1, x.shape[1], self.hidden_size)
             hx = (zeros, zeros)
         self.check_forward_args(x, hx, None)
-        recurrent = F.dropout(self.weight_hh_l0, self.weight_drop)
+        recurrent = dropped(self.weight_hh_l0, self.weight_drop)
         weights = [self.weight_ih_l0, recurrent, self.bias_ih_l0, self.bias_hh_l0]
         if x.is_cuda:
             weights = in_one_piece(weights)
@@ -93,6 +93,22 @@ def _probability(**named: float) -> float:
     if not 0.0 <= p < 1.0:
         raise ValueError(f"Invalid {name}: {p} (it must lie in [0, 1))")
     return p
+
+
+LARGE = 1 << 20
+
+
+def dropped(weight: Tensor, p: float) -> Tensor:
+    """Dropout of a weight matrix: of a large one on the CPU, where drawing a number for each takes longest, by 16 random
+    bits each, so that p is rounded to a multiple of 2⁻¹⁶.
+    """
+    if not weight.is_cpu or weight.numel() < LARGE:
+        return F.dropout(weight, p)
+    count, levels = weight.numel(), 1 << 16
+    bits = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(1 << 63), None)
+    cut = round(p * levels)
+    kept = bits.view(torch.int16)[:count] >= cut - levels // 2
+    return weight * kept.view_as(weight).to(weight.dtype).mul_(levels / (levels - cut))
 
 
 def in_one_piece(weights: Sequence[Tensor]) -> list[Tensor]:
