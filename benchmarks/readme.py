@@ -127,7 +127,7 @@ def place(report: dict[str, Any]) -> str:
         lines.append(
             f"| {every} | {row['samples']} | {row['validation']:.2f} | {row['test']:.2f} |"
         )
-    lines += ["", f"One seed; `{report['command']}`, to `results/language-place.json`."]
+    lines += ["", f"One seed; `{report['command']}`, in `results/language-place.json`."]
     return "\n".join(lines)
 
 
