@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 
@@ -79,4 +80,8 @@ def main(arguments: list[str] | None = None) -> int:
         hint = f": did you mean {near!r}?" if near else " (see `gadam --help`)"
         print(f"gadam: there is no command {name!r}{hint}", file=sys.stderr)
         return 2
-    return _command(name)(rest)
+    try:
+        return _command(name)(rest)
+    except BrokenPipeError:  # who was reading has left
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (nothing to be said when Python closes it)
+        return 1

@@ -147,9 +147,6 @@ def test_distances_between_iterates(steps, later, rate):
     expected = model.spectrum.counts @ (mean**2 + variance)
     found = theory.distance_squared(model, Phase(steps, rate), later)
     assert found == pytest.approx(expected, rel=1e-8, abs=1e-12)
-    covariance = theory.covariance_with_later(model, Phase(steps, rate), later, rate)
-    last = theory.last_iterate(model, Phase(steps, rate)).variance
-    np.testing.assert_allclose(covariance, last * (1 - rate * np.array([0.2, 1.0])) ** later)
 
 
 @given(st.integers(1, 300), st.floats(0.1, 3), st.floats(0, 5))

@@ -14,7 +14,7 @@ from gadam.report.records import Collection
 from gadam.train import summary
 from gadam.train.record import write_atomically
 
-__all__ = ["write_figures", "write_tables"]
+__all__ = ["STYLE", "dash", "logarithmic", "rendered", "write_figures", "write_tables"]
 
 STYLE: Any = {
     "font.size": 9,
@@ -49,14 +49,22 @@ def write_figures(collection: Collection, folder: Path) -> list[Path]:
             figure = Figure(figsize=(6.3 * sides, 3.6))
             for axes, metric in zip(figure.subplots(1, sides, squeeze=False)[0], metrics):
                 draw(collection, axes, metric)
-            for ending in ("png", "svg"):
-                content = io.BytesIO()
-                metadata = {"Date": None} if ending == "svg" else {"Software": None}
-                figure.savefig(content, format=ending, metadata=metadata)
+            for ending, content in rendered(figure).items():
                 path = folder / f"{name}.{ending}"
-                write_atomically(path, content.getvalue())
+                write_atomically(path, content)
                 written.append(path)
     return written
+
+
+def rendered(figure: Any) -> dict[str, bytes]:
+    """The figure as PNG and SVG: the same numbers make the same files."""
+    found = {}
+    for ending in ("png", "svg"):
+        content = io.BytesIO()
+        metadata = {"Date": None} if ending == "svg" else {"Software": None}
+        figure.savefig(content, format=ending, metadata=metadata)
+        found[ending] = content.getvalue()
+    return found
 
 
 def logarithmic(axis: Any) -> None:

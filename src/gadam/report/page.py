@@ -195,17 +195,13 @@ def _headline(collection: Collection) -> str:
         cells += ["–" if row.published is None else f"{row.published:g}"] if published else []
         cells += [row.metric] if several else []
         texts.append(cells)
-    # The best is one for each network and data set: others are other tasks.
-    tasks: dict[Any, list[int]] = {}
-    for i, row in enumerate(rows):
-        recipe = experiment.recipes[row.label]
-        tasks.setdefault((recipe.model, recipe.data), []).append(i)
+    place = {row.label: i for i, row in enumerate(rows)}
     for column, name in ((1, "iterate"), (2, "average"), (4, "validation")):
-        for members in tasks.values():
-            means = {i: e.mean for i in members if (e := getattr(rows[i], name)) is not None}
-            pick = max if summary.more_is_better(rows[members[0]].metric) else min
+        for members in summary.by_task(experiment, rows):
+            means = {r.label: e.mean for r in members if (e := getattr(r, name)) is not None}
+            pick = max if summary.more_is_better(members[0].metric) else min
             if len(means) > 1:
-                best.append((pick(means, key=means.__getitem__), column))
+                best.append((place[pick(means, key=means.__getitem__)], column))
     caption = (
         f"Test {summary.described(experiment.metrics)}: mean ± standard error over seeds; gains are paired by seed, positive where "
         "better, with their 95 % confidence interval. A method with an average is used at its average. The best of "

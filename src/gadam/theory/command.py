@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import io
 import json
-import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -13,7 +11,7 @@ from typing import Any
 
 from gadam._names import did_you_mean
 from gadam.report.command import write as write_report
-from gadam.report.figures import STYLE, dash, logarithmic
+from gadam.report.figures import STYLE, dash, logarithmic, rendered
 from gadam.report.records import RunRecord, collect
 from gadam.report.series import COLOURS
 from gadam.theory import planning
@@ -43,9 +41,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         return _run(parser, options)
-    except BrokenPipeError:  # who was reading has left
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (nothing to be said when Python closes it)
-        return 1
+    except BrokenPipeError:
+        raise
     except OSError as error:
         print(
             f"gadam theory: {options.out} cannot be written to: {error.strerror}", file=sys.stderr
@@ -109,7 +106,6 @@ def draw(picture: Picture) -> dict[str, bytes]:
     from matplotlib.figure import Figure
 
     colours = _colours(picture)
-    found = {}
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(6.3, 3.8))
         axes = figure.add_subplot()
@@ -134,12 +130,7 @@ def draw(picture: Picture) -> dict[str, bytes]:
         axes.set_xlabel(picture.x)
         axes.set_ylabel(picture.y)
         axes.legend()
-        for ending in ("png", "svg"):
-            content = io.BytesIO()
-            metadata = {"Date": None} if ending == "svg" else {"Software": None}
-            figure.savefig(content, format=ending, metadata=metadata)
-            found[ending] = content.getvalue()
-    return found
+        return rendered(figure)
 
 
 def vega(picture: Picture) -> dict[str, Any]:

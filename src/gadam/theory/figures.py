@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ from gadam.theory.mean_field import dependent
 from gadam.theory.noise import Absolute, FourierNoise
 from gadam.theory.predict import Moments, Phase, Quadratic
 from gadam.theory.simulation import Run, simulate, simulate_dependent
-from gadam.theory.spectrum import Spectrum, power_law
+from gadam.theory.spectrum import Array, Spectrum, power_law
 
 __all__ = ["FIGURES", "Picture", "Series"]
 
@@ -73,23 +73,21 @@ def _line(label: str, x: Any, y: Any, kind: str = "prediction") -> Series:
     return Series(label, kind, [float(v) for v in x], [float(v) for v in y])
 
 
-def _points(label: str, x: Any, samples: Any) -> Series:
-    """Means over the last axis, with their standard errors."""
-    samples = np.asarray(samples, dtype=float)
-    mean = samples.mean(-1)
-    error = samples.std(-1, ddof=1) / np.sqrt(samples.shape[-1])
-    return Series(label, "simulation", [float(v) for v in x], mean.tolist(), error.tolist())
+def _sampled(point: Array | None) -> Array:
+    """A point of a run that is long enough to have one."""
+    assert point is not None
+    return point
 
 
-def _variance_points(label: str, x: Any, draws: list[Any]) -> Series:
-    """The variance of each set of draws, whose mean is known to be zero."""
-    squares = [np.asarray(d, dtype=float).ravel() ** 2 for d in draws]
+def _points(label: str, x: Any, samples: Iterable[Any], unit: float = 1.0) -> Series:
+    """The mean of each set of samples, with its standard error, in this unit."""
+    sets = [np.asarray(each, dtype=float).ravel() / unit for each in samples]
     return Series(
         label,
         "simulation",
         [float(v) for v in x],
-        [float(s.mean()) for s in squares],
-        [float(s.std(ddof=1) / np.sqrt(len(s))) for s in squares],
+        [float(each.mean()) for each in sets],
+        [float(each.std(ddof=1) / np.sqrt(each.size)) for each in sets],
     )
 
 
@@ -122,7 +120,7 @@ def shell(seed: int) -> Picture:
         _points(
             "average of the second half",
             shown,
-            [np.linalg.norm(t.average, axis=1) for t in tail],  # type: ignore[arg-type]
+            [np.linalg.norm(_sampled(t.average), axis=1) for t in tail],
         ),
     ]
     return Picture(
@@ -153,17 +151,7 @@ def dimension(seed: int) -> Picture:
         points["last iterate"].append(done.loss["last"][0])
         points["average"].append(done.loss["average"][0])
     series = [_line(name, sizes, values) for name, values in lines.items()]
-    for name, samples in points.items():
-        each = [_points(name, [size], [s]) for size, s in zip(sizes, samples)]
-        series.append(
-            Series(
-                name,
-                "simulation",
-                [s.x[0] for s in each],
-                [s.y[0] for s in each],
-                [s.error[0] for s in each],
-            )
-        )
+    series += [_points(name, sizes, samples) for name, samples in points.items()]
     return Picture(
         "The more parameters, the more there is to gain",
         "Expected loss above the best (λ = 1, α = 0.1, 400 steps, averaged from step 200 on). Noise costs the last "
@@ -199,7 +187,7 @@ def dependence(seed: int) -> Picture:
             ),
             replicas=12,
         )
-        draws.append((run.average**2).mean(1))  # type: ignore[operator]
+        draws.append((_sampled(run.average) ** 2).mean(1))
     independent = float(predict.average(model, Phase(steps, rate)).variance[0])
     fixed = float(np.sum((1 - (1 - rate * lam) ** (steps - np.arange(steps))) / (lam * steps)) ** 2)
     return Picture(
@@ -242,16 +230,8 @@ def stride(seed: int) -> Picture:
             ).average
             for k in strides[1::2]
         ]
-        points = _variance_points(label, strides[1::2], draws)
-        series.append(
-            Series(
-                label,
-                points.kind,
-                points.x,
-                [y / base for y in points.y],
-                [e / base for e in points.error],
-            )
-        )
+        # Their mean is known to be zero.
+        series.append(_points(label, strides[1::2], [_sampled(d) ** 2 for d in draws], unit=base))
     series.append(_line("the paper's factor κ", strides, strides, kind="printed"))
     return Picture(
         "A stride costs little as long as the iterates between samples are alike",
@@ -286,7 +266,7 @@ def ema(seed: int) -> Picture:
         "variance, each direction",
         [
             _line("EMA", 1 / (1 - fine), predict.ema_variance(rate, lam, 1.0, fine)),  # type: ignore[arg-type]
-            _variance_points("EMA", window, draws),
+            _points("EMA", window, [_sampled(d) ** 2 for d in draws]),
             _line("last iterate", 1 / (1 - fine), np.full_like(fine, last)),
             _line("average of 3,000 steps", 1 / (1 - fine), np.full_like(fine, mean)),
             _line("EMA, as printed", 1 / (1 - fine), printed, kind="printed"),

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gadam.theory.noise import Kernel, Relative
-from gadam.theory.predict import Moments, Phase, Quadratic, _phases, check_sampling
+from gadam.theory.predict import Moments, Phase, Quadratic, check_sampling, listed
 from gadam.theory.spectrum import Array
 
 __all__ = ["Dependent", "dependent"]
@@ -77,7 +77,7 @@ def dependent(
         True
     """
     check_sampling(first, every)
-    rates = np.concatenate([np.full(p.steps, p.rate) for p in _phases(phases)])
+    rates = np.concatenate([np.full(p.steps, p.rate) for p in listed(phases)])
     steps = len(rates)
     if len(model.contraction) * steps**2 > LARGEST:
         raise ValueError(

@@ -13,6 +13,7 @@ in the distance this one is the same.)
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,7 +26,7 @@ __all__ = ["Absolute", "ExactNoise", "FourierNoise", "Kernel", "Relative", "summ
 
 
 @dataclass(frozen=True)
-class Kernel:
+class Kernel(ABC):
     """A squared exponential of a map of the weights.
 
     Args:
@@ -40,13 +41,13 @@ class Kernel:
         if self.noise < 0 or self.length <= 0:
             raise ValueError("the noise must not be negative, and the length positive")
 
+    @abstractmethod
     def map(self, w: Array) -> Array:
         """φ(w), of one point or several (…, P)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def pull_back(self, w: Array, v: Array) -> Array:
         """J(w)ᵀv, J the Jacobian of φ: what a gradient in φ is in w."""
-        raise NotImplementedError
 
     # As functions of the squared distance d², with k(w, w') = k(−d²/2) as the paper writes it.
 
@@ -64,7 +65,6 @@ class Kernel:
 
     def trace(self, squared_distance: Array, dimension: float) -> Array:
         """Tr Cov(ε, ε') of points in φ this far apart: P·k' − d²·k''. (Printed with a plus.)"""
-        self._needs_absolute()
         d2 = np.asarray(squared_distance, dtype=float)
         return dimension * self.slope(d2) - d2 * self.curvature(d2)
 
@@ -74,9 +74,6 @@ class Kernel:
         d2 = apart @ apart
         inner = self.slope(d2) * np.eye(len(apart)) - self.curvature(d2) * np.outer(apart, apart)
         return self.pull_back(other, self.pull_back(w, inner.T).T)  # JᵀAJ'
-
-    def _needs_absolute(self) -> None:
-        pass
 
 
 class Absolute(Kernel):
@@ -101,7 +98,8 @@ class Relative(Kernel):
     The noise at a point has variance σ²/‖w‖² in each direction.
     """
 
-    def _needs_absolute(self) -> None:
+    def trace(self, squared_distance: Array, dimension: float) -> Array:
+        """Refused: it is not a function of the distance."""
         raise TypeError("a relative kernel's trace depends on both points: ask covariance(w, w')")
 
     def map(self, w: Array) -> Array:

@@ -34,13 +34,13 @@ __all__ = [
     "average_variance",
     "best_rate",
     "check_sampling",
-    "covariance_with_later",
     "distance_squared",
     "ema",
     "ema_variance",
     "far_apart",
     "last_iterate",
     "last_variance",
+    "listed",
     "log_ball_probability",
     "regret_bound",
 ]
@@ -304,7 +304,8 @@ def check_sampling(first: int, every: int, decay: float | None = None) -> None:
         raise ValueError(f"decay must lie in (0, 1), not {decay}")
 
 
-def _phases(phases: Sequence[Phase] | Phase) -> list[Phase]:
+def listed(phases: Sequence[Phase] | Phase) -> list[Phase]:
+    """One phase or several, as a list."""
     found = [phases] if isinstance(phases, Phase) else list(phases)
     if not found:
         raise ValueError("there must be at least one phase")
@@ -316,7 +317,7 @@ def _phases(phases: Sequence[Phase] | Phase) -> list[Phase]:
 
 def last_iterate(model: Quadratic, phases: Sequence[Phase] | Phase) -> Moments:
     """The last iterate after all phases (rate drops and batch growth are phases)."""
-    run, _ = _whole_run(model, _phases(phases), _nothing(model.contraction), 1 << 62, 1)
+    run, _ = _whole_run(model, listed(phases), _nothing(model.contraction), 1 << 62, 1)
     return Moments(model, run.q * model.start + run.d, run.v)
 
 
@@ -336,7 +337,7 @@ def average(
     check_sampling(first, every)
     one = np.ones_like(model.contraction)
     sample = _nothing(one)._replace(a=one)
-    run, count = _whole_run(model, _phases(phases), sample, first, every)
+    run, count = _whole_run(model, listed(phases), sample, first, every)
     if not count:
         raise ValueError(f"no step is sampled: the run ends before step {first}")
     mean = (run.a * model.start + run.e) / count
@@ -358,20 +359,12 @@ def ema(
     check_sampling(first, every, decay)
     one = np.ones_like(model.contraction)
     sample = _nothing(one)._replace(a=(1 - decay) * one, r=decay * one)
-    run, count = _whole_run(model, _phases(phases), sample, first, every)
+    run, count = _whole_run(model, listed(phases), sample, first, every)
     if not count:
         raise ValueError(f"no step is sampled: the run ends before step {first}")
     weight = -np.expm1(count * np.log(decay))
     mean = (run.a * model.start + run.e) / weight
     return Moments(model, mean, run.u / weight**2)
-
-
-def covariance_with_later(
-    model: Quadratic, phases: Sequence[Phase] | Phase, steps: int, rate: float
-) -> Array:
-    """Cov(w_n, w_n+steps) in each direction, when the run goes on at this rate."""
-    q = 1 - rate * model.contraction
-    return last_iterate(model, phases).variance * q**steps
 
 
 def distance_squared(model: Quadratic, phase: Phase, steps: int | Array) -> Array:

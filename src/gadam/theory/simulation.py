@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from gadam.theory.noise import Noise
-from gadam.theory.predict import Phase, Quadratic, _phases, check_sampling
+from gadam.theory.predict import Phase, Quadratic, check_sampling, listed
 from gadam.theory.spectrum import Array
 
 __all__ = ["Run", "simulate", "simulate_dependent"]
@@ -109,7 +109,7 @@ def simulate(
         >>> run.average.shape, bool((run.average**2).sum() < (run.last**2).sum())
         ((3, 50), True)
     """
-    whole = _phases(phases)
+    whole = listed(phases)
     plan = _sampling(whole, replicas, first, every, decay, record)
     counts = np.round(model.spectrum.counts).astype(int)
     model.spectrum.expanded()  # refuses counts that are not whole
@@ -160,7 +160,7 @@ def simulate_dependent(
         record: likewise
         dtype: likewise
     """
-    plan = _sampling(_phases(phases), replicas, first, every, decay, record)
+    plan = _sampling(listed(phases), replicas, first, every, decay, record)
     counts = np.round(model.spectrum.counts).astype(int)
     model.spectrum.expanded()
     direction = np.repeat(np.arange(len(counts)), counts)
@@ -171,7 +171,7 @@ def simulate_dependent(
         def at(w: Array, noise: Noise = noise) -> Array:
             return noise(w[0])[None]
 
-        runs.append(_descend(model, _phases(phases), direction, at, plan, 1, dtype, own=False))
+        runs.append(_descend(model, listed(phases), direction, at, plan, 1, dtype, own=False))
     return _stacked([_joined([run], plan) for run in runs])
 
 

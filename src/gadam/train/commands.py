@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import re
 import shlex
@@ -69,9 +68,6 @@ def run(name: str, arguments: list[str]) -> int:
     except (RecipeError, data.DataError, RunError) as error:
         print(f"gadam {name}: {error}", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # who was reading has left
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (nothing to be said when Python closes it)
-        return 1
     except KeyboardInterrupt:
         print(
             "\nstopped; the same command goes on from where the runs are",

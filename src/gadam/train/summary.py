@@ -14,6 +14,7 @@ __all__ = [
     "Estimate",
     "Row",
     "best",
+    "by_task",
     "cells",
     "described",
     "markdown",
@@ -204,19 +205,24 @@ def described(metrics: Iterable[str]) -> str:
     return " or ".join(f"{m}, %" if more_is_better(m) else m for m in metrics)
 
 
-def best(experiment: Experiment, table: list[Row]) -> set[str]:
-    """The labels of the best test results, one for each network and data set."""
-    leaders: dict[Any, tuple[float, str]] = {}
+def by_task(experiment: Experiment, table: list[Row]) -> list[list[Row]]:
+    """The rows of each network and data set: others are other tasks, not to be compared with them."""
+    tasks: dict[Any, list[Row]] = {}
     for row in table:
-        point = row.average or row.iterate
-        if point is not None:
-            recipe = experiment.recipes[row.label]
-            sign = 1 if more_is_better(row.metric) else -1
-            leaders[recipe.model, recipe.data] = max(
-                leaders.get((recipe.model, recipe.data), (-math.inf, "")),
-                (sign * point.mean, row.label),
-            )
-    return {label for _, label in leaders.values()}
+        recipe = experiment.recipes[row.label]
+        tasks.setdefault((recipe.model, recipe.data), []).append(row)
+    return list(tasks.values())
+
+
+def best(experiment: Experiment, table: list[Row]) -> set[str]:
+    """The labels of the best test results, one for each task."""
+    leaders = set()
+    for rows_ in by_task(experiment, table):
+        means = {r.label: p.mean for r in rows_ if (p := r.average or r.iterate) is not None}
+        if means:
+            pick = max if more_is_better(rows_[0].metric) else min
+            leaders.add(pick(means, key=means.__getitem__))
+    return leaders
 
 
 def markdown(experiment: Experiment, table: list[Row]) -> str:
