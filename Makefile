@@ -14,7 +14,7 @@ help:
 	@echo "make format    write the formatting"
 	@echo "make clean     remove .venv and caches"
 
-compare: $(VENV)/report
+compare: $(VENV)/theory
 	$(BIN)/gadam compare $(ARGS)
 
 # Two processes with one thread each beat one with two.
