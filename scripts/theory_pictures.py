@@ -8,8 +8,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from gadam.theory.command import draw
-from gadam.theory.figures import Picture, Series
+from gadam.report.picture import Picture, Series, draw
 
 ROOT = Path(__file__).parents[1]
 

@@ -1,14 +1,43 @@
-"""Measuring solutions: the curvature of the loss at them."""
+"""Measuring solutions: how different iterates are, how fast they turn, how the loss curves around them."""
 
 from gadam.analysis.curvature import Curvature
-from gadam.analysis.spectra import Density, Eigen, Estimate, density, squared_norm, top, trace
+from gadam.analysis.gradient_noise import GradientNoise, measure_noise
+from gadam.analysis.landscape import Plane, along_line, over_plane
+from gadam.analysis.predictions import Diversity, Score, diversity, ensemble, log_probabilities
+from gadam.analysis.spectra import (
+    Density,
+    Eigen,
+    Estimate,
+    density,
+    moments,
+    squared_norm,
+    top,
+    trace,
+)
+from gadam.analysis.weights import Distances, distances, effective_rate, effective_rates, norms
 
 __all__ = [
     "Curvature",
     "Density",
+    "Distances",
+    "Diversity",
     "Eigen",
     "Estimate",
+    "GradientNoise",
+    "Plane",
+    "Score",
+    "along_line",
     "density",
+    "distances",
+    "diversity",
+    "effective_rate",
+    "effective_rates",
+    "ensemble",
+    "log_probabilities",
+    "measure_noise",
+    "moments",
+    "norms",
+    "over_plane",
     "squared_norm",
     "top",
     "trace",

@@ -111,7 +111,7 @@ class Curvature:
             return self.flat(self._over_the_data(shaped, self.batches, self._product))
         versions = [p._version for p in self.params]
         if not self._graphs or versions != self._versions:  # the weights have moved
-            with self._ready():
+            with self.ready():
                 self._graphs = [self._slopes(batch) for batch in self.batches]
             self._versions = versions
         return self.flat(self._over_the_data(shaped, self._graphs, self._along))
@@ -123,9 +123,16 @@ class Curvature:
         """Of the mean loss over all of the data."""
         return self.flat(self._over_the_data([], self.batches, self._gradient))
 
+    def batch_gradients(self) -> Iterator[tuple[Tensor, int]]:
+        """The gradient of each batch's mean loss, and of how many examples it is."""
+        with self.ready():
+            for batch in self.batches:
+                found, size = self._gradient(batch, [])
+                yield self.flat(found), size
+
     def mean_loss(self) -> float:
         """Over all of the data."""
-        with self._ready(), torch.no_grad():
+        with self.ready(), torch.no_grad():
             pairs = [self.loss(self.model, batch) for batch in self.batches]
         total = sum(size for _, size in pairs)
         return sum(float(loss) * size for loss, size in pairs) / total
@@ -139,7 +146,7 @@ class Curvature:
         # In double precision: a sum over many batches must not depend on how many they are.
         total = [torch.zeros_like(p, dtype=torch.float64) for p in self.params]
         count = 0
-        with self._ready():
+        with self.ready():
             for batch in batches:
                 found, size = product(batch, vector)
                 for t, f in zip(total, found):
@@ -183,7 +190,7 @@ class Curvature:
         sizes: list[int] = []
 
         def loss(params: dict[str, Tensor]) -> Tensor:
-            value, size = self.loss(_Called(self.model, params), batch)  # type: ignore[arg-type]
+            value, size = self.loss(self.with_parameters(params), batch)
             sizes.append(size)
             return value
 
@@ -227,8 +234,12 @@ class Curvature:
 
     # ------------------------------------------------------------------------------------------- modes
 
+    def with_parameters(self, params: dict[str, Tensor]) -> nn.Module:
+        """What can be called as the model, and has these parameters."""
+        return _Called(self.model, params)  # type: ignore[return-value]
+
     @contextmanager
-    def _ready(self) -> Iterator[None]:
+    def ready(self) -> Iterator[None]:
         """Dropout off, BatchNorm as wanted; all modes and statistics as they were afterwards."""
         modes = {module: module.training for module in self.model.modules()}
         statistics = {}

@@ -12,7 +12,17 @@ from typing import Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-__all__ = ["Density", "Eigen", "Estimate", "Matrix", "density", "squared_norm", "top", "trace"]
+__all__ = [
+    "Density",
+    "Eigen",
+    "Estimate",
+    "Matrix",
+    "density",
+    "moments",
+    "squared_norm",
+    "top",
+    "trace",
+]
 
 
 class Matrix(Protocol):
@@ -237,9 +247,7 @@ def trace(
         return float(v.double() @ (matrix @ v).double())
 
     if method == "hutchinson":
-        if probes < 2:
-            raise ValueError(f"there must be at least 2 probes, not {probes}")
-        return _estimate([quadratic(_probe(matrix, like, generator)) for _ in range(probes)])
+        return moments(matrix, probes=probes, seed=seed)[0]
     if method != "hutch++":
         raise ValueError(f"method is hutchinson or hutch++, not {method!r}")
     third = min(probes // 3, matrix.dimension)
@@ -256,10 +264,20 @@ def trace(
     return Estimate(exact + found.value, found.error)
 
 
-def squared_norm(matrix: Matrix, *, probes: int = 30, seed: int = 0) -> Estimate:
-    """‖H‖²_F, Frobenius', from the mean of ‖Hv‖² over random probes."""
+def moments(matrix: Matrix, *, probes: int = 30, seed: int = 0) -> tuple[Estimate, Estimate]:
+    """Tr H and ‖H‖²_F from the same products: as :func:`trace` and :func:`squared_norm`, for the price of one."""
     if probes < 2:
         raise ValueError(f"there must be at least 2 probes, not {probes}")
     generator, like = torch.Generator().manual_seed(seed), _like(matrix)
-    images = (matrix @ _probe(matrix, like, generator) for _ in range(probes))
-    return _estimate([float(image.double().square().sum()) for image in images])
+    traces, squares = [], []
+    for _ in range(probes):
+        v = _probe(matrix, like, generator)
+        image = (matrix @ v).double()
+        traces.append(float(v.double() @ image))
+        squares.append(float(image.square().sum()))
+    return _estimate(traces), _estimate(squares)
+
+
+def squared_norm(matrix: Matrix, *, probes: int = 30, seed: int = 0) -> Estimate:
+    """‖H‖²_F, Frobenius', from the mean of ‖Hv‖² over random probes."""
+    return moments(matrix, probes=probes, seed=seed)[1]

@@ -11,11 +11,10 @@ from typing import Any
 
 from gadam._names import did_you_mean
 from gadam.report.command import write as write_report
-from gadam.report.figures import STYLE, dash, logarithmic, rendered
+from gadam.report.picture import Picture, draw, vega
 from gadam.report.records import RunRecord, collect
-from gadam.report.series import COLOURS
 from gadam.theory import planning
-from gadam.theory.figures import FIGURES, Picture
+from gadam.theory.figures import FIGURES
 from gadam.train.record import write_atomically, write_json
 
 __all__ = ["main"]
@@ -93,112 +92,6 @@ def save(name: str, picture: Picture, folder: Path) -> None:
         "blocks": [{"kind": "chart", "spec": vega(picture), "caption": picture.caption}],
     }
     write_json(folder / "sections" / f"theory-{name}.json", section)
-
-
-def _colours(picture: Picture) -> dict[str, str]:
-    labels = dict.fromkeys(series.label for series in picture.series)
-    return {label: COLOURS[i % len(COLOURS)] for i, label in enumerate(labels)}
-
-
-def draw(picture: Picture) -> dict[str, bytes]:
-    """The figure as PNG and SVG."""
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-
-    colours = _colours(picture)
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(6.3, 3.8))
-        axes = figure.add_subplot()
-        for series in picture.series:
-            colour = colours[series.label]
-            if series.kind == "simulation":
-                axes.errorbar(
-                    series.x,
-                    series.y,
-                    yerr=[2 * e for e in series.error],
-                    color=colour,
-                    fmt="o",
-                    markersize=4,
-                    capsize=2,
-                )
-            else:
-                style: Any = "-" if series.kind == "prediction" else dash((4, 3))
-                axes.plot(series.x, series.y, color=colour, linestyle=style, label=series.label)
-        for axis, log in ((axes.xaxis, picture.log_x), (axes.yaxis, picture.log_y)):
-            if log:
-                logarithmic(axis)
-        axes.set_xlabel(picture.x)
-        axes.set_ylabel(picture.y)
-        axes.legend()
-        return rendered(figure)
-
-
-def vega(picture: Picture) -> dict[str, Any]:
-    """The figure for the page."""
-    colours = _colours(picture)
-    rows = [
-        {
-            "label": s.label,
-            "kind": s.kind,
-            "x": x,
-            "y": y,
-            "low": y - 2 * e,
-            "high": y + 2 * e,
-        }
-        for s in picture.series
-        for x, y, e in zip(s.x, s.y, s.error or [0.0] * len(s.x))
-    ]
-
-    def axis(name: str, title: str, log: bool) -> dict[str, Any]:
-        scale = {"type": "log"} if log else {"type": "linear", "zero": False}
-        number = {"field": name, "type": "quantitative", "axis": {"format": "~g"}}
-        return {**number, "title": title, "scale": scale}
-
-    across, up = axis("x", picture.x, picture.log_x), axis("y", picture.y, picture.log_y)
-    colour = {
-        "field": "label",
-        "type": "nominal",
-        "title": None,
-        "scale": {"domain": list(colours), "range": list(colours.values())},
-        "legend": {"orient": "top", "columns": 3, "labelLimit": 300},
-    }
-    tooltip = [
-        {"field": "label", "title": "what"},
-        {"field": "kind"},
-        {"field": "x", "title": picture.x, "format": ".4~g"},
-        {"field": "y", "title": picture.y, "format": ".4~g"},
-    ]
-    return {
-        "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
-        "width": "container",
-        "height": 320,
-        "data": {"values": rows},
-        "layer": [
-            {
-                "transform": [{"filter": f"datum.kind == '{kind}'"}],
-                "mark": {"type": "line", "strokeDash": list(pattern)},
-                "encoding": {"x": across, "y": up, "color": colour, "tooltip": tooltip},
-            }
-            for kind, pattern in (("prediction", (1, 0)), ("printed", (4, 3)))
-        ]
-        + [
-            {
-                "transform": [{"filter": "datum.kind == 'simulation'"}],
-                "mark": "rule",
-                "encoding": {
-                    "x": across,
-                    "y": {**up, "field": "low"},
-                    "y2": {"field": "high"},
-                    "color": colour,
-                },
-            },
-            {
-                "transform": [{"filter": "datum.kind == 'simulation'"}],
-                "mark": {"type": "point", "filled": True, "size": 45},
-                "encoding": {"x": across, "y": up, "color": colour, "tooltip": tooltip},
-            },
-        ],
-    }
 
 
 # --------------------------------------------------------------------------------------------- plan

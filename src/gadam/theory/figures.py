@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from gadam.report.picture import Picture, Series
 from gadam.theory import predict
 from gadam.theory.errata import ERRATA
 from gadam.theory.mean_field import dependent
@@ -16,49 +16,7 @@ from gadam.theory.predict import Moments, Phase, Quadratic
 from gadam.theory.simulation import Run, simulate, simulate_dependent
 from gadam.theory.spectrum import Array, Spectrum, power_law
 
-__all__ = ["FIGURES", "Picture", "Series"]
-
-
-@dataclass(frozen=True)
-class Series:
-    """A curve, or points with the standard errors of their heights.
-
-    Args:
-        label: the same for a prediction and the simulation of it
-        kind: "prediction", "simulation", or "printed": what the paper says where it is wrong
-        x: across
-        y: up
-        error: of y, where it was simulated
-    """
-
-    label: str
-    kind: str
-    x: list[float]
-    y: list[float]
-    error: list[float] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Picture:
-    """One figure.
-
-    Args:
-        title: what it shows
-        caption: how to read it
-        x: what is across
-        y: what is up
-        series: the curves and points
-        log_x: whether that axis is logarithmic
-        log_y: likewise
-    """
-
-    title: str
-    caption: str
-    x: str
-    y: str
-    series: list[Series]
-    log_x: bool = True
-    log_y: bool = True
+__all__ = ["FIGURES"]
 
 
 FIGURES: dict[str, Callable[[int], Picture]] = {}

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 import gadam
+from gadam.analysis.weights import norms
 from gadam.train import optimizers, task
 from gadam.train.recipe import Average, Recipe
 from gadam.train.record import Run
@@ -154,6 +155,7 @@ def _train(
             "lr": rate,
             "train_loss": float(total) / max(examples, 1),
             "samples": average.count if average is not None else 0,
+            "norms": {name: float(f"{norm:.6g}") for name, norm in norms(model).items()},
         }
         finished = not math.isfinite(line["train_loss"])
         if done % recipe.evaluate_every == 0 or done == recipe.epochs or finished:
@@ -165,6 +167,8 @@ def _train(
             finished |= not all(math.isfinite(m[problem.metric]) for m in judged.values())
             if average is not None and "validation" in judged:
                 finished |= average.observe(judged["validation"][problem.metric])
+        if _kept(recipe, done):
+            run.keep_iterate(done, model.state_dict(), recipe.keep)
         line["seconds"] = clock.laps
         run.append(line)
         progress(done, line)
@@ -189,6 +193,12 @@ def _due_after(plan: Average | None, epochs: int, phase: str) -> bool:
     if plan is None or plan.every != "epoch":
         return False
     return epochs > plan.start if isinstance(plan.start, int) else phase == "averaging"
+
+
+def _kept(recipe: Recipe, epochs: int) -> bool:
+    """Whether the weights after so many epochs may be among the last that are to be kept."""
+    triggered = recipe.average is not None and not isinstance(recipe.average.start, int)
+    return recipe.keep > 0 and (triggered or epochs > recipe.epochs - recipe.keep)
 
 
 def _autocast(recipe: Recipe, device: torch.device) -> AbstractContextManager[Any]:

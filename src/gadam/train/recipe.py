@@ -258,6 +258,7 @@ class Recipe:
         compile: torch.compile the model
         evaluate_every: epochs between evaluations; the last one always is
         refresh_batchnorm: give both points statistics of their own before they are evaluated
+        keep: keep the weights of the last so many epochs, one file each, for `gadam analyse`
     """
 
     name: str
@@ -275,6 +276,7 @@ class Recipe:
     compile: bool = False
     evaluate_every: int = 1
     refresh_batchnorm: bool = True
+    keep: int = 0
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size", "accumulate", "evaluate_every"):
@@ -282,6 +284,7 @@ class Recipe:
                 getattr(self, name) >= 1, f"{name} must be at least 1, not {getattr(self, name)}"
             )
         _require(self.clip is None or self.clip > 0, f"clip must be positive, not {self.clip}")
+        _require(self.keep >= 0, f"keep must not be negative, as {self.keep} is")
         if self.average is not None and isinstance(self.average.start, int):
             _require(
                 self.average.start < self.epochs,

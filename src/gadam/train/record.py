@@ -4,6 +4,7 @@
 `run.json`                              the recipe, the seed, versions and machine
 `epochs.jsonl`                          a line of JSON per epoch
 `checkpoint-<epochs>-<hash>.pt`         the last two; the hash is of the content
+`iterates/iterate-<epochs>-<hash>.pt`   the weights after so many epochs, where the recipe keeps them
 `result.json`                           how it ended; only when it has
 `failure.json`                          why it did not, until it is tried again
 ======================================  ==========================================================
@@ -33,9 +34,17 @@ import torch
 import gadam
 from gadam.train.recipe import Recipe, RecipeError, differences, from_dict, to_dict
 
-__all__ = ["Run", "RunError", "read_lines", "to_json", "write_atomically", "write_json"]
+__all__ = [
+    "Run",
+    "RunError",
+    "read_lines",
+    "read_weights",
+    "to_json",
+    "write_atomically",
+    "write_json",
+]
 
-_CHECKPOINT = re.compile(r"checkpoint-\d{6}-[0-9a-f]{16}\.pt")
+_CHECKPOINT = re.compile(r"(checkpoint|iterate)-\d{6}-[0-9a-f]{16}\.pt")
 
 
 class RunError(RuntimeError):
@@ -92,6 +101,32 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
             break
         lines.append(line)
     return lines
+
+
+def _write(folder: Path, kind: str, epochs: int, state: dict[str, Any]) -> None:
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    content = buffer.getvalue()
+    digest = hashlib.sha256(content).hexdigest()[:16]
+    write_atomically(folder / f"{kind}-{epochs:06d}-{digest}.pt", content)
+
+
+def _kept(folder: Path, kind: str) -> list[Path]:
+    found = folder.glob(f"{kind}-*.pt")
+    return sorted(path for path in found if _CHECKPOINT.fullmatch(path.name))
+
+
+def _epochs(path: Path) -> int:
+    return int(path.stem.split("-")[1])
+
+
+def read_weights(path: Path) -> dict[str, Any] | None:
+    """What a checkpoint or a kept iterate holds; None where its content is not what was written."""
+    content = path.read_bytes()
+    if hashlib.sha256(content).hexdigest()[:16] != path.stem.split("-")[2]:
+        return None
+    state: dict[str, Any] = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
+    return state
 
 
 def _finite(value: Any) -> Any:
@@ -244,19 +279,31 @@ class Run:
 
     def _checkpoints(self) -> list[Path]:
         """The newest first."""
-        found = self.folder.glob("checkpoint-*.pt")
-        return sorted((p for p in found if _CHECKPOINT.fullmatch(p.name)), reverse=True)
+        return _kept(self.folder, "checkpoint")[::-1]
 
     def save(self, epochs: int, state: dict[str, Any]) -> None:
         """Keep the state after so many epochs, its lines with it, and the one before it."""
-        buffer = io.BytesIO()
-        torch.save({**state, "lines": json.dumps(self.lines)}, buffer)
-        content = buffer.getvalue()
-        digest = hashlib.sha256(content).hexdigest()[:16]
-        write_atomically(self.folder / f"checkpoint-{epochs:06d}-{digest}.pt", content)
-        older = [p for p in self._checkpoints() if int(p.stem.split("-")[1]) < epochs]
+        _write(self.folder, "checkpoint", epochs, {**state, "lines": json.dumps(self.lines)})
+        older = [p for p in self._checkpoints() if _epochs(p) < epochs]
         for old in older[1:]:
             old.unlink(missing_ok=True)
+
+    def keep_iterate(self, epochs: int, weights: dict[str, Any], last: int) -> None:
+        """Keep the weights after so many epochs, and those of the ``last`` so many alone."""
+        folder = self.folder / "iterates"
+        try:
+            folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise RunError(_explain(error, folder)) from error
+        _write(folder, "iterate", epochs, weights)
+        for old, path in self.iterates().items():
+            # Those after it are of a process that was killed, and will be written again.
+            if not epochs - last < old <= epochs:
+                path.unlink(missing_ok=True)
+
+    def iterates(self) -> dict[int, Path]:
+        """Where the weights that were kept are, by epochs; :func:`read_weights` reads one."""
+        return {_epochs(path): path for path in _kept(self.folder / "iterates", "iterate")}
 
     def load(self) -> tuple[int, dict[str, Any] | None]:
         """The epochs done and the state after them, from the newest checkpoint that is whole.
@@ -268,19 +315,22 @@ class Run:
         for torn in self.folder.glob(".checkpoint-*"):  # of a process that was killed
             torn.unlink(missing_ok=True)
         for path in self._checkpoints():
-            content = path.read_bytes()
-            _, epochs, digest = path.stem.split("-")
-            if hashlib.sha256(content).hexdigest()[:16] != digest:
+            state = read_weights(path)
+            if state is None:
                 self.damaged.append(
                     f"{path} was damaged: it is set aside, and the one before it serves"
                 )
                 path.replace(path.with_suffix(".damaged"))
                 continue
-            state = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
             self._keep_lines(json.loads(state.pop("lines")))
-            return int(epochs), state
+            return _epochs(path), state
         self._keep_lines([])
         return 0, None
+
+    def state(self) -> dict[str, Any] | None:
+        """Of the newest checkpoint that is whole; nothing is changed."""
+        states = (read_weights(path) for path in self._checkpoints())
+        return next((state for state in states if state is not None), None)
 
     def _keep_lines(self, lines: list[dict[str, Any]]) -> None:
         text = "".join(to_json(line) + "\n" for line in lines)

@@ -54,8 +54,16 @@ class Task(Protocol):
         """Inputs from which BatchNorm statistics are taken: the training data, augmented."""
         ...
 
+    def training_data(self, examples: int | None = None) -> Iterator[Batch]:
+        """All of it once, or so many examples, in an order of its own, not augmented."""
+        ...
+
+    def scores(self, model: nn.Module, part: str) -> Iterator[tuple[Tensor, Tensor]]:
+        """What the model says of a part of the data: logits, and which is true, some rows at a time."""
+        ...
+
     def evaluate(self, model: nn.Module, part: str) -> dict[str, float]:
-        """How well the model does, by several measures."""
+        """How well the model does on a part, "train" being one too, by several measures."""
         ...
 
 
@@ -201,13 +209,25 @@ class Images:
     def refresh(self, epoch: int) -> Iterator[Any]:
         return self._in_order_of("refresh", epoch)
 
+    def training_data(self, examples: int | None = None) -> Iterator[Batch]:
+        left = len(self._parts["train"]) if examples is None else examples
+        for x, y in self._read("train", self.recipe.batch_size):
+            if left <= 0:
+                return
+            yield x[:left], y[:left]
+            left -= len(y)
+
+    @torch.no_grad()
+    def scores(self, model: nn.Module, part: str) -> Iterator[tuple[Tensor, Tensor]]:
+        model.eval()
+        for x, y in self._read(part, max(self.recipe.batch_size, 250)):
+            yield model(x).float(), y
+
     @torch.no_grad()
     def evaluate(self, model: nn.Module, part: str) -> dict[str, float]:
-        model.eval()
         top = min(5, self.dataset.num_classes)
         totals = torch.zeros(3, dtype=torch.float64, device=self.device)
-        for x, y in self._read(part, max(self.recipe.batch_size, 250)):
-            scores = model(x).float()
+        for scores, y in self.scores(model, part):
             hits = scores.topk(top).indices == y[:, None]
             loss = F.cross_entropy(scores, y, reduction="sum").double()
             totals += torch.stack([loss, hits[:, 0].sum(), hits.sum()])
@@ -273,7 +293,7 @@ class Language:
     parts: tuple[str, ...] = ("validation", "test")
 
     # The usual protocol's: the test text is read from its beginning to its end.
-    EVALUATED_AT: ClassVar[dict[str, int]] = {"validation": 10, "test": 1}
+    EVALUATED_AT: ClassVar[dict[str, int]] = {"train": 10, "validation": 10, "test": 1}
     SHORTEST, DEVIATION, HALVED = 5, 5.0, 0.05  # of the lengths: Merity's
 
     def __init__(
@@ -284,7 +304,7 @@ class Language:
         torch.manual_seed(seed_for(seed, 0, "model"))
         self.model = _language_model(recipe, data_dir, _CPU).to(device)
         self.corpus = _corpus(recipe.data, data_dir)
-        self._parts = {part: self.corpus.part(part).to(device) for part in self.parts}
+        self._parts = {part: self.corpus.part(part).to(device) for part in self.EVALUATED_AT}
         unknown = self.corpus.unknown
         if not unknown["train"] and unknown["test"] + unknown["validation"] > 0:
             self.notices: tuple[str, ...] = (
@@ -348,9 +368,25 @@ class Language:
     def refresh(self, epoch: int) -> Iterator[Any]:
         return iter(())  # there is no BatchNorm
 
-    def evaluate(self, model: nn.Module, part: str) -> dict[str, float]:
+    def training_data(self, examples: int | None = None) -> Iterator[Batch]:
+        seen = 0
+        for passage in self.batches(0):
+            if examples is not None and seen >= examples:
+                return
+            yield passage
+            seen += passage.words.numel()
+
+    def scores(self, model: nn.Module, part: str) -> Iterator[tuple[Tensor, Tensor]]:
+        for scores, following in _read_through(model, *self._reading(part)):
+            real = following != IGNORED
+            yield scores[real], following[real]
+
+    def _reading(self, part: str) -> tuple[Tensor, int, int]:
         at_a_time = min(1000, 10**7 // len(self.corpus.words))  # ten million scores
-        loss = mean_surprise(model, self._parts[part], self.EVALUATED_AT[part], at_a_time)
+        return self._parts[part], self.EVALUATED_AT[part], at_a_time
+
+    def evaluate(self, model: nn.Module, part: str) -> dict[str, float]:
+        loss = mean_surprise(model, *self._reading(part))
         return {"perplexity": math.exp(loss) if loss < 700 else math.inf, "loss": loss}
 
 
@@ -366,6 +402,20 @@ def mean_surprise(
         columns: places at which it is read side by side, from a blank state at each
         at_a_time: words for which there are scores at a time: they take room
     """
+    total = torch.zeros((), dtype=torch.float64, device=words.device)
+    for scores, following in _read_through(model, words, columns, at_a_time):
+        total += F.cross_entropy(scores, following, ignore_index=IGNORED, reduction="sum").double()
+    return float(total) / (len(words) - 1)
+
+
+IGNORED = -100  # as a target: what no word follows
+
+
+@torch.no_grad()
+def _read_through(
+    model: nn.Module, words: Tensor, columns: int, at_a_time: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The text's scores and following words, for some words at a time; see :func:`mean_surprise`."""
     model.eval()
     count = len(words) - 1  # nothing precedes the first
     if count < 1:
@@ -373,17 +423,11 @@ def mean_surprise(
     columns = min(columns, count)
     length = -(-count // columns)
     place = torch.arange(length * columns, device=words.device).view(columns, length).t()
-    ignored = -100
-    following = torch.where(place < count, words[(place + 1).clamp(max=count)], ignored)
+    following = torch.where(place < count, words[(place + 1).clamp(max=count)], IGNORED)
     read = words[place.clamp(max=count)]
-    total = torch.zeros((), dtype=torch.float64, device=words.device)
     state = None
     rows = at_a_time // columns + 1
     for a, b in zip(read.split(rows), following.split(rows)):
         out: lstm.Output = model(a, state)
         state = out.state
-        scores = out.scores.flatten(0, 1).float()
-        total += F.cross_entropy(
-            scores, b.flatten(), ignore_index=ignored, reduction="sum"
-        ).double()
-    return float(total) / count
+        yield out.scores.flatten(0, 1).float(), b.flatten()
