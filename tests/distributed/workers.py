@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,13 @@ def launch(rank: int, world: int, folder: str, name: str) -> None:
     dist.init_process_group("gloo", f"file://{folder}/rendezvous", rank=rank, world_size=world)
     try:
         globals()[name](rank, Path(folder))
+        dist.barrier()
     finally:
         dist.destroy_process_group()
+    # What was to be seen has been. Taking the interpreter down beside gloo's threads aborts it now and then ("terminate
+    # called without an active exception", after the last line of Python).
+    sys.stdout.flush()
+    os._exit(0)
 
 
 def network(batchnorm: bool = False) -> nn.Sequential:

@@ -25,6 +25,7 @@ class Experiment:
         part: of the data whose curves are drawn
         seeds: how many
         note: what to know when reading it
+        analysis: what `gadam analyse` measures of its runs, and the report shows of them
     """
 
     name: str
@@ -36,6 +37,7 @@ class Experiment:
     part: str = "test"
     seeds: int = 3
     note: str = ""
+    analysis: tuple[str, ...] = ()
 
     def metric_of(self, row: str) -> str:
         """What this row is judged by."""
@@ -254,15 +256,20 @@ def _theory_run(weight_decay: float, averaged: bool, final: float = 0.2) -> Reci
         else Schedule("step", milestones=(60,)),
         average=Average(60) if averaged else None,
         epochs=100,
+        keep=40 if averaged else 0,
     )
 
 
-_DECAYS = (0.0, 1e-4, 5e-4)
+_DECAYS = {"no decay": 0.0, "low decay": 1e-4, "high decay": 5e-4}
 
 
 def _over_decay() -> dict[str, Recipe]:
+    """At the same rate before and while averaging, as the paper says of these runs."""
     return _labelled(
-        {f"{wd:g}": {"SGD": _theory_run(wd, False), "SWA": _theory_run(wd, True)} for wd in _DECAYS}
+        {
+            label: {"SGD": _theory_run(decay, False), "SWA": _theory_run(decay, True, final=1.0)}
+            for label, decay in _DECAYS.items()
+        }
     )
 
 
@@ -281,27 +288,37 @@ def fig1a() -> Experiment:
 @_reproduces
 def fig1b() -> Experiment:
     return side_by_side(
-        "The same over weight decay, for the diversity of iterates", _over_decay(), seeds=10
+        "Averaging against a sharp drop of the rate over weight decay, and the diversity of iterates",
+        _over_decay(),
+        seeds=10,
+        analysis=("diversity",),
     )
 
 
 @_reproduces
 def fig1c() -> Experiment:
     rows = {row: r for row, r in _over_decay().items() if row.endswith("SGD")}
-    return side_by_side("Independent networks over weight decay, to be an ensemble", rows, seeds=10)
+    title = "What an ensemble of independent networks gains over weight decay"
+    return side_by_side(title, rows, seeds=10, analysis=("networks",))
 
 
 @_reproduces
 def fig1d() -> Experiment:
-    return side_by_side("What averaging gains over weight decay", _over_decay(), seeds=10)
+    rows = {row: r for row, r in _over_decay().items() if row.endswith("SWA")}
+    title = "What averaging, and an ensemble of its iterates, gain over weight decay"
+    return side_by_side(title, rows, seeds=10, analysis=("ensemble",))
 
 
 def _diversity_rows() -> dict[str, Recipe]:
     model, data = "preresnet110", "cifar100"
+    optimizers = {
+        "SWA": Optimizer("sgd", 0.1, 5e-4),
+        "Adam-IA": Optimizer("adam", 1e-3, 1e-4),
+        "Gadam": Optimizer("adamw", 1e-3, 0.25),
+    }
     return {
-        "SWA": _cifar(model, data, Optimizer("sgd", 0.1, 5e-4), _VISION_START),
-        "Adam-IA": _cifar(model, data, Optimizer("adam", 1e-3, 1e-4), _VISION_START),
-        "Gadam": _cifar(model, data, Optimizer("adamw", 1e-3, 0.25), _VISION_START),
+        row: replace(_cifar(model, data, optimizer, _VISION_START), keep=300 - _VISION_START)
+        for row, optimizer in optimizers.items()
     }
 
 
@@ -314,7 +331,8 @@ def fig2a() -> Experiment:
 
 @_reproduces
 def fig2b() -> Experiment:
-    return side_by_side("The diversity of those iterates", _diversity_rows())
+    title = "PreResNet-110, CIFAR-100: the diversity of SGD's, Adam's and AdamW's iterates"
+    return side_by_side(title, _diversity_rows(), analysis=("diversity",))
 
 
 def _with_and_without_batchnorm() -> dict[str, Recipe]:
@@ -331,12 +349,14 @@ def _with_and_without_batchnorm() -> dict[str, Recipe]:
 
 @_reproduces
 def fig2c() -> Experiment:
-    return side_by_side("VGG-16 with and without BatchNorm", _with_and_without_batchnorm())
+    title = "VGG-16 with and without BatchNorm: what averaging gains"
+    return side_by_side(title, _with_and_without_batchnorm(), analysis=("rate",))
 
 
 @_reproduces
 def fig2d() -> Experiment:
-    return side_by_side("The effective learning rate of those runs", _with_and_without_batchnorm())
+    title = "VGG-16 with and without BatchNorm: the effective learning rate"
+    return side_by_side(title, _with_and_without_batchnorm(), analysis=("rate",))
 
 
 @_reproduces
@@ -366,7 +386,8 @@ def fig3d() -> Experiment:
             "ResNeXt-29": _six("resnext29", "cifar100"),
         }
     )
-    return side_by_side("What averaging gains, against the number of parameters", rows)
+    title = "What averaging gains, against the number of parameters"
+    return side_by_side(title, rows, analysis=("parameters",))
 
 
 _IMAGENET_NUMBERS = "75.63 76.32 74.04 75.64 76.79 77.31 77.37 78.08 74.48 75.62 78.53 78.72"
@@ -622,19 +643,20 @@ def tab_sharpness() -> Experiment:
     # Initial rates from the printed terminal ones of the bases, which end at a hundredth.
     adamw, sgd = Optimizer("adamw", 3e-4, 0.25), Optimizer("sgd", 0.03, 5e-4)
     rows = {
-        "AdamW to 3e-6": run(adamw, 0.01, False),
-        "Gadam at 3e-5": run(adamw, 0.1, True),
-        "Gadam at 3e-4": run(adamw, 1.0, True),
-        "SGD to 3e-4": run(sgd, 0.01, False),
-        "SWA at 3e-3": run(sgd, 0.1, True),
-        "SWA at 3e-2": run(sgd, 1.0, True),
+        "AdamW to 1/100": run(adamw, 0.01, False),
+        "Gadam at 1/10": run(adamw, 0.1, True),
+        "Gadam at full rate": run(adamw, 1.0, True),
+        "SGD to 1/100": run(sgd, 0.01, False),
+        "SWA at 1/10": run(sgd, 0.1, True),
+        "SWA at full rate": run(sgd, 1.0, True),
     }
-    bases = {row: "AdamW to 3e-6" for row in rows if row.startswith("Gadam")}
-    bases |= {row: "SGD to 3e-4" for row in rows if row.startswith("SWA")}
+    bases = {row: "AdamW to 1/100" for row in rows if row.startswith("Gadam")}
+    bases |= {row: "SGD to 1/100" for row in rows if row.startswith("SWA")}
     numbers = "69.43 69.67 71.55 71.64 71.32 73.40"
     note = "The paper prints no initial rates and decays for these runs: those of its other VGG-16 runs."
     title = "The networks whose curvature is measured: VGG-16 without BatchNorm"
-    return replace(side_by_side(title, rows, numbers, note=note), bases=bases)
+    found = side_by_side(title, rows, numbers, note=note, analysis=("curvature",))
+    return replace(found, bases=bases)
 
 
 @_reproduces

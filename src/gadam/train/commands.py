@@ -149,6 +149,7 @@ def _sweep(name: str, scale: Literal["mini", "paper"], rows: str, common: Common
         "bases": dict(experiment.bases),
         "published": dict(experiment.published),
         "seeds": seeds,
+        "analysis": list(experiment.analysis),
         "command": _command_line(name, scale, rows, seeds, common),
     }
     done = _run_all(list(jobs.values()), common, folder, description)

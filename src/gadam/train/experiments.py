@@ -24,7 +24,7 @@ _MINI_MODELS = {
     "vgg16": "vgg-mini-nobn",
     "vgg16-bn": "vgg-mini",
     "preresnet110": "preresnet-mini",
-    "resnext29": "preresnet-mini",
+    "resnext29": "wrn-mini",
     "wrn28-10": "wrn-mini",
     "resnet18": "preresnet-mini",
     "resnet50": "preresnet-mini",
@@ -78,6 +78,7 @@ def _in_proportion(recipe: Recipe, epochs: int) -> Recipe:
         recipe,
         epochs=epochs,
         average=average,
+        keep=round(recipe.keep * share),
         schedule=replace(recipe.schedule, milestones=milestones),
     )
 
@@ -242,7 +243,9 @@ def get(name: str, scale: Scale = "mini") -> Experiment:
         row: replace(mini(r) if small else r, name=f"{name}-{slug(row)}")
         for row, r in experiment.recipes.items()
     }
-    seeds, note = 3 if small else experiment.seeds, experiment.note
+    seeds, note = experiment.seeds, experiment.note
+    if small:  # more where the paper has more: an ensemble wants members
+        seeds = 3 if experiment.seeds <= 3 else 5
     if small and any(r.language is not None for r in experiment.recipes.values()):
         note = f"{note} {_MINI_LANGUAGE_NOTE}".strip()
     return replace(experiment, name=name, recipes=recipes_, seeds=seeds, note=note)
