@@ -24,6 +24,8 @@ Look:
   gadam report DIR          runs as one page, figures and tables; --serve shows them while they run
 
 Understand:
+  gadam analyse RUN         measure finished runs: diversity of iterates, ensembles, effective learning
+                            rates, curvature, landscapes; into their report
   gadam theory NAME         what the theory predicts, beside a simulation of it; `all` draws everything
   gadam theory plan RUN     from when on to average, by a run's own loss curve
 
@@ -36,6 +38,9 @@ the same command is given again. Exit codes: 0 done; 1 a run failed; 2 the comma
 """
 
 
+_EXTRAS = {"report": "report", "analyse": "report", "theory": "theory"}
+
+
 def _command(name: str) -> Callable[[list[str]], int]:
     if name == "bench":
         from gadam import bench
@@ -46,6 +51,10 @@ def _command(name: str) -> Callable[[list[str]], int]:
             from gadam.report import command
 
             return command.run
+        if name == "analyse":
+            from gadam.analysis import command as analysis
+
+            return analysis.run
         if name == "theory":
             from gadam.theory.command import main
 
@@ -56,7 +65,7 @@ def _command(name: str) -> Callable[[list[str]], int]:
             raise
         raise SystemExit(
             f"gadam: `gadam {name}` needs {error.name}: pip install "
-            f"'gadam[{name if name in ('report', 'theory') else 'train'}]'"
+            f"'gadam[{_EXTRAS.get(name, 'train')}]'"
         ) from None
     return lambda arguments: commands.run(name, arguments)
 
@@ -72,7 +81,17 @@ def main(arguments: list[str] | None = None) -> int:
 
         print(gadam.__version__)
         return 0
-    names = ("compare", "train", "reproduce", "list", "data", "report", "theory", "bench")
+    names = (
+        "compare",
+        "train",
+        "reproduce",
+        "list",
+        "data",
+        "report",
+        "analyse",
+        "theory",
+        "bench",
+    )
     if name not in names:
         from gadam._names import did_you_mean
 

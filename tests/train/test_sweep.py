@@ -19,7 +19,7 @@ from test_loop import assert_same_run
 from gadam.train import sweep as module
 from gadam.train.recipe import Average, Data, Optimizer, Recipe
 from gadam.train.screen import Quiet
-from gadam.train.sweep import Job, sweep
+from gadam.train.sweep import Job, Work, sweep
 
 DATA = Data("fashion-mini", validation=100, examples=400, size=14, augment=False)
 RECIPE = Recipe(
@@ -36,20 +36,20 @@ class Heard(Quiet):
     def __init__(self) -> None:
         self.events: list[tuple[Any, ...]] = []
 
-    def started(self, job: Job) -> None:
+    def started(self, job: Work) -> None:
         self.events.append(("started", job.label))
 
-    def went_on(self, job: Job, epochs: float, line: dict[str, Any] | None) -> None:
+    def went_on(self, job: Work, epochs: float, line: dict[str, Any] | None) -> None:
         if line is not None:
             self.events.append(("epoch", job.label, line["epoch"]))
 
-    def noticed(self, job: Job, sentence: str) -> None:
+    def noticed(self, job: Work, sentence: str) -> None:
         self.events.append(("noticed", job.label, sentence))
 
-    def finished(self, job: Job, result: dict[str, Any]) -> None:
+    def finished(self, job: Work, result: dict[str, Any]) -> None:
         self.events.append(("finished", job.label))
 
-    def failed(self, job: Job, reason: str) -> None:
+    def failed(self, job: Work, reason: str) -> None:
         self.events.append(("failed", job.label, reason))
 
     def of(self, kind: str) -> list[tuple[Any, ...]]:
@@ -80,7 +80,7 @@ def test_a_worker_that_dies_takes_only_its_run_with_it(tmp_path):
     long = replace(RECIPE, epochs=100_000, evaluate_every=100_000)
 
     class Killer(Heard):
-        def went_on(self, job: Job, epochs: float, line: dict[str, Any] | None) -> None:
+        def went_on(self, job: Work, epochs: float, line: dict[str, Any] | None) -> None:
             super().went_on(job, epochs, line)
             if job.label == "long" and line is not None:
                 for worker in module.multiprocessing.active_children():
@@ -110,7 +110,7 @@ def test_pictures_are_decoded_by_a_workers_own_workers(tmp_path):
 
 def test_a_listener_that_fails_ends_the_sweep_instead_of_hanging_it(tmp_path):
     class Gone(Heard):
-        def finished(self, job: Job, result: dict[str, Any]) -> None:
+        def finished(self, job: Work, result: dict[str, Any]) -> None:
             raise BrokenPipeError
 
     with pytest.raises(BrokenPipeError):

@@ -50,6 +50,7 @@ class Collection:
         experiment: what they belong to; made up from the runs where no folder says it
         command: that reproduces it, where it is known
         sections: what other parts of the library have left to be shown, see :func:`collect`
+        analysis: what is to be measured of the runs, as the experiment says
         problems: what is missing or damaged, in sentences
     """
 
@@ -58,6 +59,7 @@ class Collection:
     experiment: Experiment
     command: str = ""
     sections: tuple[dict[str, Any], ...] = ()
+    analysis: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
     expected: int = 0
 
@@ -153,6 +155,7 @@ def _read_experiment(path: Path, problems: list[str]) -> dict[str, Any] | None:
                 _clean(k): float(v) for k, v in dict(content.get("published", {})).items()
             },
             "seeds": int(content.get("seeds", 0)),
+            "analysis": [str(part) for part in content.get("analysis", [])],
             "command": str(content.get("command", "")),
         }
     except (TypeError, ValueError, AttributeError) as error:
@@ -290,6 +293,7 @@ def _ordered(
         experiment=experiment,
         command="\n".join(e["command"] for e in found if e["command"]),
         sections=sections,
+        analysis=tuple(dict.fromkeys(part for e in found for part in e["analysis"])),
         problems=tuple(problems),
         expected=expected,
     )

@@ -8,7 +8,7 @@ from typing import Literal
 
 from gadam.train.recipe import Average, Data, Language, Optimizer, Recipe, Schedule
 
-__all__ = ["PAPER", "Experiment", "side_by_side"]
+__all__ = ["PAPER", "Experiment", "bases_in", "side_by_side"]
 
 
 @dataclass(frozen=True)
@@ -205,7 +205,7 @@ def _labelled(groups: Mapping[str, Mapping[str, Recipe]]) -> dict[str, Recipe]:
     return {f"{group} {row}": r for group, rows in groups.items() for row, r in rows.items()}
 
 
-def _bases_in(rows: Mapping[str, Recipe]) -> dict[str, str]:
+def bases_in(rows: Mapping[str, Recipe]) -> dict[str, str]:
     """Which row each averaged one is to be set against, by their labels' last words."""
     bases = {}
     for row in rows:
@@ -235,7 +235,7 @@ def side_by_side(
         name="",
         title=title,
         recipes=rows,
-        bases=_bases_in(rows),
+        bases=bases_in(rows),
         published=dict(zip(rows, numbers)),
         **kwargs,  # type: ignore[arg-type]
     )

@@ -175,7 +175,29 @@ def _sweep(name: str, scale: Literal["mini", "paper"], rows: str, common: Common
         print(f"The runs, and this table as summary.md and summary.json, are in {folder}")
         if page is not None:
             print(f"The report is {page}")
-    return 1 if any(result is None for result in results.values()) else 0
+    failed = any(result is None for result in results.values())
+    if experiment.analysis and any(result is not None for result in results.values()):
+        failed |= not _analyse(folder, common)
+    return 1 if failed else 0
+
+
+def _analyse(folder: Path, common: Common) -> bool:
+    """Measure what the experiment is for, if what that needs is there."""
+    try:
+        from gadam.analysis.command import analyse
+    except ImportError as error:
+        print(f"There is no analysis: it needs {error.name}", file=sys.stderr)
+        return True
+    return analyse(
+        folder,
+        workers=common.workers,
+        threads=common.threads,
+        device=common.device,
+        data_dir=common.data_dir,
+        quiet=common.quiet,
+        json=common.json,
+        command=shlex.join(["gadam", "analyse", folder.name]),
+    )
 
 
 def _only(experiment: Experiment, wanted: str) -> Experiment:

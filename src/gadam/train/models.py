@@ -202,10 +202,12 @@ def _vgg16(shape: Shape, num_classes: int, *, batchnorm: bool) -> nn.Module:
     )
 
 
-def _vgg_mini(shape: Shape, num_classes: int, *, batchnorm: bool) -> nn.Module:
-    stages = [[16] * 2, [32] * 2, [64] * 2]
+def _vgg_mini(
+    shape: Shape, num_classes: int, *, batchnorm: bool = True, width: int = 16
+) -> nn.Module:
+    stages = [[width] * 2, [2 * width] * 2, [4 * width] * 2]
     features = _vgg_features(shape[0], stages, batchnorm=batchnorm, bias=not batchnorm)
-    return nn.Sequential(*features[:-1], *_pool_and_classify(64, num_classes))
+    return nn.Sequential(*features[:-1], *_pool_and_classify(4 * width, num_classes))
 
 
 def _preresnet(
@@ -283,7 +285,9 @@ _NETWORKS = {
     ),
     "resnet50": _Network(partial(_resnet_of_bottlenecks, depths=(3, 4, 6, 3)), _IMAGENET, 32),
     "resnet101": _Network(partial(_resnet_of_bottlenecks, depths=(3, 4, 23, 3)), _IMAGENET, 32),
-    "vgg-mini": _Network(partial(_vgg_mini, batchnorm=True), _CIFAR, 8),
+    "vgg-mini": _Network(_vgg_mini, _CIFAR, 8),
+    "vgg-mini-narrow": _Network(partial(_vgg_mini, width=8), _CIFAR, 8),
+    "vgg-mini-wide": _Network(partial(_vgg_mini, width=32), _CIFAR, 8),
     "vgg-mini-nobn": _Network(partial(_vgg_mini, batchnorm=False), _CIFAR, 8),
     "preresnet-mini": _Network(
         partial(_preresnet, branch=_basic, widths=(16, 32, 64), depth=1), _CIFAR, 8

@@ -14,37 +14,24 @@ from rich.table import Table
 from gadam.train import summary
 from gadam.train.experiments import COMPARE, LM_MINI, Experiment, hours
 from gadam.train.record import to_json
-from gadam.train.sweep import Job, Listener
+from gadam.train.sweep import Listener, Work
 
 __all__ = ["Bars", "JsonLines", "Lines", "Quiet", "listener", "print_list", "print_table"]
-
-
-def _points(line: dict[str, Any], metric: str) -> str:
-    """How both points do where they were evaluated: on validation data, if there are some."""
-    found, part = [], "test"
-    as_error = summary.more_is_better(metric)
-    for point in ("iterate", "average"):
-        if line.get(point):
-            part = "validation" if "validation" in line[point] else "test"
-            value = line[point][part].get(metric)
-            if value is not None:
-                found.append(f"{point} {f'{100 - value:.1f} %' if as_error else f'{value:.1f}'}")
-    return f"{part} {'error' if as_error else metric}: {', '.join(found)}" if found else ""
 
 
 class Quiet:
     """Says only what went wrong."""
 
-    def started(self, job: Job) -> None: ...
+    def started(self, job: Work) -> None: ...
 
-    def went_on(self, job: Job, epochs: float, line: dict[str, Any] | None) -> None: ...
+    def went_on(self, job: Work, done: float, line: dict[str, Any] | None) -> None: ...
 
-    def noticed(self, job: Job, sentence: str) -> None:
+    def noticed(self, job: Work, sentence: str) -> None:
         print(f"{job.label}, seed {job.seed}: {sentence}", file=sys.stderr, flush=True)
 
-    def finished(self, job: Job, result: dict[str, Any]) -> None: ...
+    def finished(self, job: Work, result: dict[str, Any]) -> None: ...
 
-    def failed(self, job: Job, reason: str) -> None:
+    def failed(self, job: Work, reason: str) -> None:
         print(f"FAILED {job.label}, seed {job.seed}: {reason}", file=sys.stderr, flush=True)
 
     def __enter__(self) -> Quiet:
@@ -58,30 +45,19 @@ class Lines(Quiet):
 
     def __init__(self, seconds: float = 10.0) -> None:
         self.seconds = seconds
-        self._last: dict[Job, float] = {}
+        self._last: dict[Work, float] = {}
 
-    def started(self, job: Job) -> None:
+    def started(self, job: Work) -> None:
         self._last[job] = time.monotonic()
         print(f"{job.label}, seed {job.seed}: begins", flush=True)
 
-    def went_on(self, job: Job, epochs: float, line: dict[str, Any] | None) -> None:
+    def went_on(self, job: Work, done: float, line: dict[str, Any] | None) -> None:
         if line is not None and time.monotonic() - self._last.get(job, 0.0) > self.seconds:
             self._last[job] = time.monotonic()
-            points = _points(line, job.recipe.metric)
-            shown = f", {points}" if points else ""
-            print(
-                f"{job.label}, seed {job.seed}: epoch {line['epoch']}/{job.recipe.epochs}, "
-                f"training loss {line['train_loss']:.3f}{shown}",
-                flush=True,
-            )
+            print(f"{job.label}, seed {job.seed}: {job.told(line)}", flush=True)
 
-    def finished(self, job: Job, result: dict[str, Any]) -> None:
-        seconds = sum(result["seconds"].values())
-        print(
-            f"{job.label}, seed {job.seed}: {result['status']} in {seconds:.0f} s, "
-            f"{_points(result, job.recipe.metric)}",
-            flush=True,
-        )
+    def finished(self, job: Work, result: dict[str, Any]) -> None:
+        print(f"{job.label}, seed {job.seed}: {job.outcome(result)}", flush=True)
 
 
 class JsonLines(Quiet):
@@ -90,24 +66,24 @@ class JsonLines(Quiet):
     def __init__(self, file: TextIO | None = None) -> None:
         self._file = file or sys.stdout
 
-    def _say(self, event: str, job: Job, **content: Any) -> None:
+    def _say(self, event: str, job: Work, **content: Any) -> None:
         line = {"event": event, "run": job.label, "seed": job.seed, "folder": str(job.folder)}
         print(to_json({**line, **content}), file=self._file, flush=True)
 
-    def started(self, job: Job) -> None:
+    def started(self, job: Work) -> None:
         self._say("started", job)
 
-    def went_on(self, job: Job, epochs: float, line: dict[str, Any] | None) -> None:
+    def went_on(self, job: Work, done: float, line: dict[str, Any] | None) -> None:
         if line is not None:
-            self._say("epoch", job, **line)
+            self._say("epoch" if "epoch" in line else "measured", job, **line)
 
-    def finished(self, job: Job, result: dict[str, Any]) -> None:
+    def finished(self, job: Work, result: dict[str, Any]) -> None:
         self._say("finished", job, **result)
 
-    def noticed(self, job: Job, sentence: str) -> None:
+    def noticed(self, job: Work, sentence: str) -> None:
         self._say("noticed", job, sentence=sentence)
 
-    def failed(self, job: Job, reason: str) -> None:
+    def failed(self, job: Work, reason: str) -> None:
         self._say("failed", job, reason=reason)
 
 
@@ -127,12 +103,12 @@ class Bars(Quiet):
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
             TextColumn("{task.percentage:>3.0f} %"),
-            TextColumn("[dim]{task.fields[error]}"),
+            TextColumn("[dim]{task.fields[told]}"),
             console=console,
         )
         self._total = self._all.add_task("all", total=jobs, done=0)
-        self._tasks: dict[Job, Any] = {}
-        self._done: dict[Job, float] = {}
+        self._tasks: dict[Work, Any] = {}
+        self._done: dict[Work, float] = {}
         self._live = Live(Group(self._all, self._runs), console=console, refresh_per_second=6)
 
     def __enter__(self) -> Bars:
@@ -142,41 +118,36 @@ class Bars(Quiet):
     def __exit__(self, *arguments: Any) -> None:
         self._live.__exit__(*arguments)
 
-    def started(self, job: Job) -> None:
+    def started(self, job: Work) -> None:
         self._tasks[job] = self._runs.add_task(
-            f"{job.label}, seed {job.seed}", total=job.recipe.epochs, error=""
+            f"{job.label}, seed {job.seed}", total=job.total, told=""
         )
 
-    def went_on(self, job: Job, epochs: float, line: dict[str, Any] | None) -> None:
-        self._runs.update(self._tasks[job], completed=epochs)
-        points = _points(line, job.recipe.metric) if line else ""
-        if points:
-            self._runs.update(self._tasks[job], error=points)
-        self._done[job] = 0.999 * epochs / job.recipe.epochs  # over when it says so
+    def went_on(self, job: Work, done: float, line: dict[str, Any] | None) -> None:
+        self._runs.update(self._tasks[job], completed=done)
+        if line:
+            self._runs.update(self._tasks[job], told=job.told(line))
+        self._done[job] = 0.999 * done / job.total  # over when it says so
         self._count()
 
     def _count(self) -> None:
         done = self._done.values()
         self._all.update(self._total, completed=sum(done), done=sum(share == 1.0 for share in done))
 
-    def _close(self, job: Job) -> None:
+    def _close(self, job: Work) -> None:
         if job in self._tasks:
             self._runs.remove_task(self._tasks.pop(job))
         self._done[job] = 1.0
         self._count()
 
-    def finished(self, job: Job, result: dict[str, Any]) -> None:
+    def finished(self, job: Work, result: dict[str, Any]) -> None:
         self._close(job)
-        seconds = sum(result["seconds"].values())
-        self._console.print(
-            f"[dim]{job.label}, seed {job.seed}: {result['status']}, {seconds:.0f} s, "
-            f"{_points(result, job.recipe.metric)}"
-        )
+        self._console.print(f"[dim]{job.label}, seed {job.seed}: {job.outcome(result)}")
 
-    def noticed(self, job: Job, sentence: str) -> None:
+    def noticed(self, job: Work, sentence: str) -> None:
         self._console.print(f"{job.label}, seed {job.seed}: {sentence}", markup=False)
 
-    def failed(self, job: Job, reason: str) -> None:
+    def failed(self, job: Work, reason: str) -> None:
         self._close(job)
         self._console.print(f"[red]FAILED[/] {job.label}, seed {job.seed}: ", end="")
         self._console.print(reason, markup=False)

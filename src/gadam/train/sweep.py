@@ -20,13 +20,49 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gadam.train.recipe import Recipe, RecipeError
+from gadam.train.summary import more_is_better
 
-__all__ = ["Job", "Listener", "available_cores", "sweep"]
+__all__ = ["Job", "Listener", "Work", "available_cores", "sweep"]
+
+
+class Work(Protocol):
+    """What a worker does: something with a run, in its folder. It is sent to another process."""
+
+    @property
+    def label(self) -> str: ...
+
+    @property
+    def seed(self) -> int: ...
+
+    @property
+    def folder(self) -> Path: ...
+
+    @property
+    def total(self) -> float:
+        """What :meth:`run` will have done when it is over, as it tells its progress."""
+        ...
+
+    def run(
+        self,
+        progress: Callable[[float, dict[str, Any] | None], None],
+        notice: Callable[[str], None],
+        should_stop: Callable[[], bool],
+    ) -> dict[str, Any]:
+        """Do it; gives the result."""
+        ...
+
+    def told(self, line: dict[str, Any]) -> str:
+        """What ``progress`` was told, for a person."""
+        ...
+
+    def outcome(self, result: dict[str, Any]) -> str:
+        """The result, for a person."""
+        ...
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run of a sweep."""
+    """A run to be trained."""
 
     label: str
     recipe: Recipe
@@ -36,19 +72,68 @@ class Job:
     device: str = "cpu"
     threads: int = 1
 
+    @property
+    def total(self) -> float:
+        return self.recipe.epochs
+
+    def run(
+        self,
+        progress: Callable[[float, dict[str, Any] | None], None],
+        notice: Callable[[str], None],
+        should_stop: Callable[[], bool],
+    ) -> dict[str, Any]:
+        from gadam.train.loop import train
+
+        return train(
+            self.recipe,
+            self.folder,
+            seed=self.seed,
+            data_dir=self.data_dir,
+            device=self.device,
+            threads=self.threads,
+            label=self.label,
+            progress=progress,
+            notice=notice,
+            should_stop=should_stop,
+        )
+
+    def told(self, line: dict[str, Any]) -> str:
+        points = self._points(line)
+        shown = f", {points}" if points else ""
+        return f"epoch {line['epoch']}/{self.recipe.epochs}, training loss {line['train_loss']:.3f}{shown}"
+
+    def outcome(self, result: dict[str, Any]) -> str:
+        seconds = sum(result["seconds"].values())
+        return f"{result['status']} in {seconds:.0f} s, {self._points(result)}"
+
+    def _points(self, line: dict[str, Any]) -> str:
+        """How both points do where they were evaluated: on validation data, if there are some."""
+        found, part = [], "test"
+        metric = self.recipe.metric
+        as_error = more_is_better(metric)
+        for point in ("iterate", "average"):
+            if line.get(point):
+                part = "validation" if "validation" in line[point] else "test"
+                value = line[point][part].get(metric)
+                if value is not None:
+                    found.append(
+                        f"{point} {f'{100 - value:.1f} %' if as_error else f'{value:.1f}'}"
+                    )
+        return f"{part} {'error' if as_error else metric}: {', '.join(found)}" if found else ""
+
 
 class Listener(Protocol):
     """Who is told how a sweep goes on."""
 
-    def started(self, job: Job) -> None: ...
+    def started(self, job: Work) -> None: ...
 
-    def went_on(self, job: Job, epochs: float, line: dict[str, Any] | None) -> None: ...
+    def went_on(self, job: Work, done: float, line: dict[str, Any] | None) -> None: ...
 
-    def noticed(self, job: Job, sentence: str) -> None: ...
+    def noticed(self, job: Work, sentence: str) -> None: ...
 
-    def finished(self, job: Job, result: dict[str, Any]) -> None: ...
+    def finished(self, job: Work, result: dict[str, Any]) -> None: ...
 
-    def failed(self, job: Job, reason: str) -> None: ...
+    def failed(self, job: Work, reason: str) -> None: ...
 
 
 def available_cores() -> int:
@@ -56,7 +141,7 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def sweep(jobs: Iterable[Job], listener: Listener, workers: int | None = None) -> dict[Job, Any]:
+def sweep(jobs: Iterable[Work], listener: Listener, workers: int | None = None) -> dict[Any, Any]:
     """Run all jobs. Gives the result of each, or None where it failed.
 
     On Ctrl-C the runs stop where they are, to go on from their last checkpoint another time.
@@ -66,8 +151,8 @@ def sweep(jobs: Iterable[Job], listener: Listener, workers: int | None = None) -
         listener: is told of every event, in this process
         workers: processes; None is one for each core
     """
-    waiting = deque(jobs)
-    results: dict[Job, Any] = {}
+    waiting: deque[Work] = deque(jobs)
+    results: dict[Any, Any] = {}
     count = min(workers or available_cores(), len(waiting))
     if count == 0:
         return results
@@ -98,16 +183,16 @@ class _Worker:
         with _one_thread(), _deaf_to_interrupts():
             self.process.start()
         theirs.close()
-        self.job: Job | None = None
+        self.job: Work | None = None
 
-    def give(self, waiting: deque[Job], listener: Listener) -> None:
+    def give(self, waiting: deque[Work], listener: Listener) -> None:
         self.job = waiting.popleft() if waiting else None
         if self.job is not None:
             listener.started(self.job)
             with suppress(OSError):  # it has just died: that shows at once
                 self.connection.send(self.job)
 
-    def hear(self, listener: Listener, results: dict[Job, Any]) -> bool:
+    def hear(self, listener: Listener, results: dict[Work, Any]) -> bool:
         """Take in what the worker has said; gives whether its job is over."""
         while self.job is not None:
             try:
@@ -126,7 +211,7 @@ class _Worker:
                 (listener.finished if kind == "finished" else listener.failed)(job, content[0])
         return True
 
-    def bury(self, listener: Listener, results: dict[Job, Any]) -> None:
+    def bury(self, listener: Listener, results: dict[Work, Any]) -> None:
         if self.job is not None:
             code = self.process.exitcode
             reason = (
@@ -190,25 +275,18 @@ def _work(connection: Connection, stop: Any) -> None:
     """What a worker does until nobody listens any more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     from gadam.train.data import DataError
-    from gadam.train.loop import Stopped, train
+    from gadam.train.loop import Stopped
     from gadam.train.record import RunError
 
     while True:
         try:
-            job: Job = connection.recv()
+            job: Work = connection.recv()
         except (EOFError, OSError):
             return
         try:
             outcome: tuple[str, Any]
-            result = train(
-                job.recipe,
-                job.folder,
-                seed=job.seed,
-                data_dir=job.data_dir,
-                device=job.device,
-                threads=job.threads,
-                label=job.label,
-                progress=lambda epochs, line: connection.send(("went on", epochs, line)),
+            result = job.run(
+                progress=lambda done, line: connection.send(("went on", done, line)),
                 notice=lambda sentence: connection.send(("noticed", sentence)),
                 should_stop=lambda: bool(stop.value),
             )
