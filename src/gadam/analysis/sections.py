@@ -207,7 +207,8 @@ def _over_decay(
                 (measured.experiment.recipes[row].optimizer.weight_decay, by_row[row])
                 for row in family
             ]
-            series.append(_measured(label.format(method=method), points))
+            found = _measured(label.format(method=method), points)
+            series += [replace(found, kind="curve", error=[]), found]
     if series:
         caption = f"{title} Points are means over seeds, bars two standard errors."
         section.picture(
@@ -285,13 +286,20 @@ def _diversity(measured: Measured, section: Section) -> None:
 
 
 def _errors_over_decay(measured: Measured, section: Section) -> None:
-    errors: dict[str, dict[str, list[float]]] = {"iterate": {}, "average": {}}
+    errors: dict[str, dict[str, list[float]]] = {
+        "{method}": {},
+        "{method}, last iterate": {},
+        "{method}, average": {},
+    }
     for label in measured.collection.labels:
         metric = measured.metric(label)
         for run in measured.runs(label):
-            for point, by_row in errors.items():
-                value = ((run.result or {}).get(point) or {}).get("test", {}).get(metric)
+            result = run.result or {}
+            alone = "" if result.get("average") is None else ", last iterate"
+            for point, name in (("iterate", alone), ("average", ", average")):
+                value = (result.get(point) or {}).get("test", {}).get(metric)
                 if value is not None:
+                    by_row = errors["{method}" + name]
                     by_row.setdefault(label, []).append(
                         100 - value if more_is_better(metric) else value
                     )
@@ -301,9 +309,7 @@ def _errors_over_decay(measured: Measured, section: Section) -> None:
         section,
         "error-decay",
         "Test error over weight decay, of last iterates and of averages.",
-        {"{method}": errors["iterate"], "{method}, average": errors["average"]}
-        if errors["average"]
-        else {"{method}": errors["iterate"]},
+        errors,
         _named(metric),
     )
 
@@ -341,11 +347,9 @@ def _ensemble(measured: Measured, section: Section) -> None:
                 a - b for a, b in zip(singles, cells["average of weights"])
             ]
         together = _mean_curve([[_worse(s, metric) for s in v["together"]] for v in values])
-        curves.append(_line(f"{label}, ensemble", enumerate(together, 1)))
+        curves.append(_line(label, enumerate(together, 1)))
         if cells["average of weights"]:
-            curves.append(
-                _measured(f"{label}, average", [(len(together), cells["average of weights"])])
-            )
+            curves.append(_measured(label, [(len(together), cells["average of weights"])]))
     named = _named(measured.metric(next(iter(found))))
     section.table(
         ["method", "iterates", *(f"{name}: {named}" for name in plain[next(iter(found))])], rows
@@ -757,11 +761,11 @@ def _plane(
             if len(levels) < 3:
                 levels = [float(flat[0]) - 1, float(flat[0]), float(flat[-1]) + 1]
             filled = axes.contourf(frame["x"], frame["y"], z.numpy(), levels, cmap="viridis")
-            figure.colorbar(filled, ax=axes, format="%.3g")
+            figure.colorbar(filled, ax=axes, format="%.3g", shrink=0.7)
             places = {k: v for k, v in frame["points"].items() if k != "average"}
             axes.plot(*zip(*places.values()), "o-", color="white", ms=3, lw=0.7, mec="black")
             first, *_, last = places.values()
-            style = {"color": "black", "fontsize": 8, "textcoords": "offset points"}
+            style = {"color": "white", "fontsize": 8, "textcoords": "offset points"}
             for text, place in (("first", first), ("last", last)):
                 axes.annotate(text, place, xytext=(4, 4), **style)
             average = frame["points"]["average"]

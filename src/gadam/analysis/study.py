@@ -559,9 +559,9 @@ class _Study:
         where = {str(e): self._plane.coordinates(self.points.weights(e)) for e in self.points.kept}
         where["average"] = self._plane.coordinates(self.points.weights("average"))
         sides = []
-        for values in zip(*where.values()):
-            low, high = min(values), max(values)
-            margin = 0.35 * max(high - low, 1e-12)
+        ends = [(min(values), max(values)) for values in zip(*where.values())]
+        margin = 0.25 * max(high - low for low, high in ends)
+        for low, high in ends:
             step = (high - low + 2 * margin) / (self.plan.grid - 1)
             sides.append([low - margin + i * step for i in range(self.plan.grid)])
         return {
