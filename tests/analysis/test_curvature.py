@@ -38,13 +38,35 @@ def test_it_is_the_hessian_of_the_whole_data(batchnorm, method):
 
 def test_kept_graphs_give_the_same_until_the_weights_move():
     model = network()
-    kept, plain = Curvature(model, DATA, keep_graphs=True), Curvature(model, DATA)
+    seen: list[int] = []
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, int]:
+        seen.append(len(batch[1]))
+        return F.cross_entropy(model(batch[0]), batch[1]), len(batch[1])
+
+    kept, plain = Curvature(model, DATA, loss), Curvature(model, DATA, graph_memory=0)
     torch.testing.assert_close(matrix(kept), matrix(plain), rtol=0, atol=0)
+    assert seen == [
+        7,
+        7,
+        5,
+        9,
+    ]  # once to estimate the room, once for each batch, for all 53 products
     with torch.no_grad():
         next(model.parameters()).add_(0.1)
     torch.testing.assert_close(matrix(kept), matrix(plain), rtol=0, atol=0)
-    with pytest.raises(ValueError, match="double backward only"):
-        Curvature(model, DATA, kind="ggn", keep_graphs=True)
+    # In evaluation the running statistics matter as the weights do.
+    bn = next(module for module in model.modules() if isinstance(module, nn.BatchNorm1d))
+    assert bn.running_var is not None
+    bn.running_var.mul_(2.0)
+    torch.testing.assert_close(matrix(kept), matrix(plain), rtol=0, atol=0)
+
+
+def test_graphs_that_need_more_memory_are_not_kept():
+    model = network()
+    small = Curvature(model, DATA, graph_memory=1000)
+    torch.testing.assert_close(matrix(small), matrix(Curvature(model, DATA)), rtol=0, atol=0)
+    assert not small._graphs
 
 
 def test_the_gradient_and_the_loss_are_those_of_the_whole_data():

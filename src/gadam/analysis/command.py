@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import shlex
 import sys
@@ -16,7 +17,7 @@ import tyro
 import gadam
 from gadam._names import did_you_mean
 from gadam.analysis.sections import Section, sections
-from gadam.analysis.study import NEEDS, OF_ITERATES, PARTS, Plan, StudyJob
+from gadam.analysis.study import FAILED, NEEDS, OF_ITERATES, PARTS, Plan, StudyJob
 from gadam.report.command import write as write_report
 from gadam.report.page import ReportError
 from gadam.report.records import Collection, RunRecord, collect
@@ -130,7 +131,8 @@ def analyse(
     with listener:
         done = sweep(list(jobs.values()), listener, workers or max(1, several))
     values = {key: done[job] for key, job in jobs.items() if done.get(job) is not None}
-    found = sections(collection, values, plan.parts)
+    well = len(values) == len(jobs) and not any(FAILED in found for found in values.values())
+    found = sections(collection, values, plan)
     _write(folder, found, plan, command)
     page = write_report([folder], folder)
     if json:
@@ -141,9 +143,9 @@ def analyse(
         print(f"The report is {page}; its numbers are in {folder / 'analysis.json'}")
     missing = [part for part in plan.parts if part not in {s.name for s in found}]
     for part in missing:
-        need = f": it needs {NEEDS[part]}" if part in NEEDS else ""
+        need = f": it needs {NEEDS[part]}" if part in NEEDS and well else ""
         print(f"There was nothing to show of {part}{need}", file=sys.stderr)
-    return len(values) == len(jobs) and bool(found)
+    return well and bool(found)
 
 
 def _collected(folder: Path) -> Collection:
@@ -197,18 +199,23 @@ def _write(folder: Path, found: list[Section], plan: Plan, command: str) -> None
             write_atomically(place / name, content)
         page = {"title": section.title, "blocks": section.blocks}
         write_json(place / f"analysis-{section.name}.json", page)
+    for part in set(plan.parts) - {section.name for section in found}:  # of another time
+        (place / f"analysis-{part}.json").unlink(missing_ok=True)
     path = folder / "analysis.json"
-    numbers = {section.name: section.summary for section in found if section.summary is not None}
-    write_json(
-        path,
-        {
-            "command": command,
-            "settings": asdict(plan),
-            "versions": {"gadam": gadam.__version__, "torch": torch.__version__},
-            "machine": {"system": platform.platform(), "cores": available_cores()},
-            "parts": numbers,
-        },
-    )
+    try:
+        parts = dict(json.loads(path.read_text())["parts"])
+    except (OSError, ValueError, KeyError, TypeError):
+        parts = {}
+    parts = {name: part for name, part in parts.items() if name not in plan.parts}
+    settings = {name: value for name, value in asdict(plan).items() if name != "parts"}
+    about = {
+        "command": command,
+        "settings": settings,
+        "versions": {"gadam": gadam.__version__, "torch": torch.__version__},
+        "machine": {"system": platform.platform(), "cores": available_cores()},
+    }
+    parts |= {section.name: {**about, "values": section.summary} for section in found}
+    write_json(path, {"parts": parts})
 
 
 def _print(found: list[Section]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -19,6 +20,7 @@ __all__ = ["Curvature", "Loss"]
 Batch = Any
 Loss = Callable[[nn.Module, Batch], tuple[Tensor, int]]
 """The mean loss of a batch, and of how many examples it is."""
+_Slopes = tuple[list[tuple[Tensor, int]], int]
 
 
 def classification(model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, int]:
@@ -38,8 +40,9 @@ class Curvature:
             respect to them
         batchnorm: "eval", with running statistics, or "train", with each batch's own
         method: how a Hessian product is taken: "reverse" (double backward) or "forward" (forward over reverse)
-        keep_graphs: keep what a batch's gradient was computed from, for the next product with the Hessian: a third
-            faster, for the memory of one backward pass over all of the data
+        graph_memory: bytes that may be spent on what the gradients were computed from, to be used again in the next
+            product with the Hessian, which is a third faster. Data that need more, as estimated from the first batch,
+            are gone through anew each time. 0 keeps nothing
 
     Example:
         >>> _ = torch.manual_seed(0)
@@ -60,7 +63,7 @@ class Curvature:
         kind: Literal["hessian", "ggn"] = "hessian",
         batchnorm: Literal["eval", "train"] = "eval",
         method: Literal["reverse", "forward"] = "reverse",
-        keep_graphs: bool = False,
+        graph_memory: int = 2**30,
     ) -> None:
         if kind not in ("hessian", "ggn"):
             raise ValueError(f"kind is hessian or ggn, not {kind!r}")
@@ -72,11 +75,9 @@ class Curvature:
             raise ValueError("batches must be a list or a loader: they are gone through many times")
         self.model, self.batches, self.loss = model, batches, loss
         self.kind, self.batchnorm, self.method = kind, batchnorm, method
-        if keep_graphs and (kind, method) != ("hessian", "reverse"):
-            raise ValueError("graphs can be kept for Hessian products by double backward only")
-        self.keep_graphs = keep_graphs
-        self._graphs: list[tuple[list[tuple[Tensor, int]], int]] = []
-        self._versions: list[int] = []
+        self.graph_memory = graph_memory if (kind, method) == ("hessian", "reverse") else 0
+        self._graphs: list[_Slopes] = []
+        self._kept_at: list[tuple[int, int]] = []  # the state of the tensors that the graphs are of
         self.names = [name for name, p in model.named_parameters() if p.requires_grad]
         self.params = [p for p in model.parameters() if p.requires_grad]
         if not self.params:
@@ -100,21 +101,51 @@ class Curvature:
                 f"a vector of {self.dimension} numbers is wanted, not {tuple(vector.shape)}"
             )
         sizes = [p.numel() for p in self.params]
-        return [v.view_as(p) for v, p in zip(vector.to(self.params[0]).split(sizes), self.params)]
+        return [v.to(p).view_as(p) for v, p in zip(vector.split(sizes), self.params)]
 
     # --------------------------------------------------------------------------------------- products
 
     def __matmul__(self, vector: Tensor) -> Tensor:
         """The product with a vector, over all of the data."""
         shaped = self.shaped(vector)
-        if not self.keep_graphs:
-            return self.flat(self._over_the_data(shaped, self.batches, self._product))
-        versions = [p._version for p in self.params]
-        if not self._graphs or versions != self._versions:  # the weights have moved
-            with self.ready():
-                self._graphs = [self._slopes(batch) for batch in self.batches]
-            self._versions = versions
-        return self.flat(self._over_the_data(shaped, self._graphs, self._along))
+        if self.graph_memory and self._keep_graphs():
+            along = partial(self._along, keep=True)
+            return self.flat(self._over_the_data(shaped, self._graphs, along))
+        return self.flat(self._over_the_data(shaped, self.batches, self._product))
+
+    def _keep_graphs(self) -> bool:
+        """Whether there are graphs of all of the data, at the present weights; if there is room they are made."""
+        tensors = [*self.model.parameters(), *self.model.buffers()]
+        state = [(t.data_ptr(), t._version) for t in tensors]
+        if self._graphs and state == self._kept_at:
+            return True
+        self._graphs = []  # before others are made: there may not be room for both
+        graphs: list[_Slopes] = []
+        needed = first = 0.0
+        with self.ready():
+            for batch in self.batches:
+                first = first or self._graph_bytes(batch)
+                share = graphs[-1][1] / graphs[0][1] if graphs else 1.0
+                needed += first * share
+                if needed > self.graph_memory:
+                    self.graph_memory = 0  # they will not fit the next time either
+                    return False
+                graphs.append(self._slopes(batch))
+        self._graphs, self._kept_at = graphs, state
+        return bool(graphs)
+
+    def _graph_bytes(self, batch: Batch) -> float:
+        """What is kept for a batch: the forward pass's share is counted, backward's graph is about twice as large."""
+        own = {p.untyped_storage().data_ptr() for p in self.model.parameters()}
+        seen: dict[int, int] = {}
+
+        def count(t: Tensor) -> None:
+            if t.untyped_storage().data_ptr() not in own:
+                seen[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda nothing: nothing):
+            self.loss(self.model, batch)
+        return 3.0 * sum(seen.values())
 
     def __rmatmul__(self, vector: Tensor) -> Tensor:
         return self @ vector  # it is symmetric
@@ -135,6 +166,8 @@ class Curvature:
         with self.ready(), torch.no_grad():
             pairs = [self.loss(self.model, batch) for batch in self.batches]
         total = sum(size for _, size in pairs)
+        if not total:
+            raise ValueError("there is no data to take the loss of")
         return sum(float(loss) * size for loss, size in pairs) / total
 
     def _over_the_data(
@@ -154,7 +187,10 @@ class Curvature:
                 count += size
         if not count:
             raise ValueError("there is no data to take the curvature of")
-        return [(t / count).to(p.dtype) for t, p in zip(total, self.params)]
+        return [
+            (t / count).to(torch.promote_types(p.dtype, torch.float32))
+            for t, p in zip(total, self.params)
+        ]
 
     def _gradient(self, batch: Batch, _: list[Tensor]) -> tuple[Sequence[Tensor], int]:
         loss, size = self.loss(self.model, batch)
@@ -167,7 +203,7 @@ class Curvature:
             return self._forward_over_reverse(batch, vector)
         return self._along(self._slopes(batch), vector)
 
-    def _slopes(self, batch: Batch) -> tuple[list[tuple[Tensor, int]], int]:
+    def _slopes(self, batch: Batch) -> _Slopes:
         """The gradients that depend on the parameters, with graphs, by parameter; and how many examples they are of."""
         loss, size = self.loss(self.model, batch)
         found = torch.autograd.grad(loss, self.params, create_graph=True, allow_unused=True)
@@ -175,13 +211,13 @@ class Curvature:
         return slopes, size
 
     def _along(
-        self, slopes: tuple[list[tuple[Tensor, int]], int], vector: list[Tensor]
+        self, slopes: _Slopes, vector: list[Tensor], keep: bool = False
     ) -> tuple[Sequence[Tensor], int]:
         gradients, size = slopes
         if not gradients:  # a linear loss
             return [torch.zeros_like(p) for p in self.params], size
         weights = [vector[i] for _, i in gradients]
-        products = _grad([g for g, _ in gradients], self.params, weights, keep=self.keep_graphs)
+        products = _grad([g for g, _ in gradients], self.params, weights, keep=keep)
         return products, size
 
     def _forward_over_reverse(
@@ -190,7 +226,7 @@ class Curvature:
         sizes: list[int] = []
 
         def loss(params: dict[str, Tensor]) -> Tensor:
-            value, size = self.loss(self.with_parameters(params), batch)
+            value, size = self.loss_at(params, batch)
             sizes.append(size)
             return value
 
@@ -202,22 +238,21 @@ class Curvature:
     def _gauss_newton(self, batch: Batch, vector: list[Tensor]) -> tuple[Sequence[Tensor], int]:
         seen: list[Tensor] = []
 
-        class Watched:
-            """The model, whose outputs are taken down and cut off from what follows."""
+        def cut_off(module: nn.Module, inputs: Any, outputs: Any) -> Tensor:
+            if seen or not isinstance(outputs, Tensor):
+                raise ValueError(
+                    "for the Gauss-Newton matrix the loss must call the model once, for a tensor"
+                )
+            seen.extend((outputs, outputs.detach().requires_grad_()))
+            return seen[-1]
 
-            def __init__(self, model: nn.Module) -> None:
-                self.model = model
-
-            def __call__(self, *inputs: Any) -> Tensor:
-                outputs = self.model(*inputs)
-                seen.extend((outputs, outputs.detach().requires_grad_()))
-                return seen[-1]
-
-        loss, size = self.loss(Watched(self.model), batch)  # type: ignore[arg-type]
-        if len(seen) != 2:
-            raise ValueError(
-                "for the Gauss-Newton matrix the loss must call the model once, for a tensor"
-            )
+        hook = self.model.register_forward_hook(cut_off)
+        try:
+            loss, size = self.loss(self.model, batch)
+        finally:
+            hook.remove()
+        if not seen:
+            raise ValueError("for the Gauss-Newton matrix the loss must call the model")
         outputs, cut = seen
         # J·v by a vector-Jacobian product of a vector-Jacobian product: the first is linear in its dummy.
         dummy = torch.zeros_like(outputs, requires_grad=True)
@@ -234,9 +269,12 @@ class Curvature:
 
     # ------------------------------------------------------------------------------------------- modes
 
-    def with_parameters(self, params: dict[str, Tensor]) -> nn.Module:
-        """What can be called as the model, and has these parameters."""
-        return _Called(self.model, params)  # type: ignore[return-value]
+    def loss_at(self, params: dict[str, Tensor], batch: Batch) -> tuple[Tensor, int]:
+        """A batch's loss with other parameters in the model, for transforms of ``torch.func``."""
+        whole = _WithLoss(self.model, self.loss)
+        named = {f"model.{name}": p for name, p in params.items()}
+        found: tuple[Tensor, int] = torch.func.functional_call(whole, named, (batch,))
+        return found
 
     @contextmanager
     def ready(self) -> Iterator[None]:
@@ -251,7 +289,8 @@ class Curvature:
                     statistics[module] = (module.running_mean, module.running_var)
                     module.running_mean = module.running_var = None
         try:
-            yield
+            with torch.enable_grad():
+                yield
         finally:
             for module, training in modes.items():
                 module.training = training
@@ -259,14 +298,15 @@ class Curvature:
                 module.running_mean, module.running_var = mean, variance
 
 
-class _Called:
-    """The model with other parameters, where a model is called for."""
+class _WithLoss(nn.Module):
+    """The model and its loss as one module: whatever the loss takes from the model has the parameters it is called with."""
 
-    def __init__(self, model: nn.Module, params: dict[str, Tensor]) -> None:
-        self.model, self.params = model, params
+    def __init__(self, model: nn.Module, loss: Loss) -> None:
+        super().__init__()
+        self.model, self.loss = model, loss
 
-    def __call__(self, *inputs: Any, **keywords: Any) -> Any:
-        return torch.func.functional_call(self.model, self.params, inputs, keywords)
+    def forward(self, batch: Batch) -> tuple[Tensor, int]:
+        return self.loss(self.model, batch)
 
 
 def _grad(

@@ -70,31 +70,29 @@ def measure_noise(
         raise ValueError(
             'with BatchNorm as in training no example has a gradient of its own: say per="batch"'
         )
+    if per == "batch":
+        return _between_batches(at)
     total = torch.zeros(at.dimension, dtype=torch.float64, device=at.params[0].device)
-    squares, count = [], 0
-    parts = _by_example(at, max(1, numbers // at.dimension)) if per == "example" else _by_batch(at)
-    for gradients, square, size in parts:
+    squares, count = 0.0, 0
+    for gradients, square, size in _by_example(at, max(1, numbers // at.dimension)):
         total += gradients
-        squares.append(square)
+        squares += square
         count += size
     if count == 0:
         raise ValueError("there is no data to take gradients of")
-    squared = float((total / count).square().sum())
-    if per == "example":
-        return GradientNoise(max(0.0, sum(squares) / count - squared), 0.0, squared, at.dimension)
-    batches = len(squares)
-    if batches < 2:
+    squared = _squared_norm(total / count)
+    return GradientNoise(max(0.0, squares / count - squared), 0.0, squared, at.dimension)
+
+
+def _between_batches(at: Curvature) -> GradientNoise:
+    """Between J groups of n_j examples the mean square Σ n_j ‖g_j − ḡ‖²/(J − 1) has the expectation Tr Σ."""
+    mean = at.gradient().double()
+    apart = [size * _squared_norm(g.double() - mean) for g, size in at.batch_gradients()]
+    if len(apart) < 2:
         raise ValueError('per="batch" needs at least two batches')
-    # Between groups of n_j examples the mean square Σ n_j ‖g_j − ḡ‖²/(J − 1) has the expectation Tr Σ.
-    trace = max(0.0, (sum(squares) - count * squared) / (batches - 1))
-    spread = torch.tensor(squares, dtype=torch.float64).std()
-    return GradientNoise(trace, float(spread) / math.sqrt(batches), squared, at.dimension)
-
-
-def _by_batch(at: Curvature) -> Iterator[tuple[Tensor, float, int]]:
-    """n·g, n·‖g‖² and n for each batch of n examples."""
-    for gradient, size in at.batch_gradients():
-        yield size * gradient.double(), size * _squared_norm(gradient), size
+    found = torch.tensor(apart, dtype=torch.float64) * len(apart) / (len(apart) - 1)
+    error = float(found.std()) / math.sqrt(len(apart))
+    return GradientNoise(float(found.mean()), error, _squared_norm(mean), at.dimension)
 
 
 def _by_example(at: Curvature, at_a_time: int) -> Iterator[tuple[Tensor, float, int]]:
@@ -102,8 +100,7 @@ def _by_example(at: Curvature, at_a_time: int) -> Iterator[tuple[Tensor, float, 
 
     def loss(params: dict[str, Tensor], example: Any) -> Tensor:
         alone = pytree.tree_map(lambda t: t.unsqueeze(0), example)
-        value, _ = at.loss(at.with_parameters(params), alone)
-        return value
+        return at.loss_at(params, alone)[0]
 
     params = dict(zip(at.names, (p.detach() for p in at.params)))
     each = torch.vmap(torch.func.grad(loss), (None, 0))

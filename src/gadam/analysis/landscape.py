@@ -86,7 +86,9 @@ class Plane:
         along = _dot(across, up)
         up = {name: v - along * across[name] for name, v in up.items()}
         height = _dot(up, up) ** 0.5
-        if height <= 1e-6 * size or height == 0.0:
+        # Rounding of the weights alone would make a direction.
+        rounding = 10 * torch.finfo(first[names[0]].dtype).eps * _dot(origin, origin) ** 0.5
+        if height <= max(rounding, 1e-6 * size):
             raise ValueError("the three points lie on a line: they make no plane")
         return cls(origin, across, {name: v / height for name, v in up.items()})
 

@@ -114,7 +114,7 @@ def diversity(points: Sequence[Tensor], *, numbers: int = 2**24) -> Diversity:
 
     Args:
         points: the log-probabilities of each, (examples, classes), as :func:`log_probabilities` gives them
-        numbers: that are in memory at a time
+        numbers: of predictions that are taken at a time; there are a few copies of them
 
     Example:
         >>> sure, unsure = torch.tensor([[0.9, 0.1]]).log(), torch.tensor([[0.6, 0.4]]).log()
@@ -169,7 +169,7 @@ def ensemble(
     Args:
         points: the log-probabilities of each, (examples, classes)
         targets: what is true, (examples)
-        numbers: that are in memory at a time
+        numbers: of predictions that are taken at a time; there are a few copies of them
 
     Example:
         >>> points = [torch.tensor([[0.9, 0.1], [0.7, 0.3]]).log(), torch.tensor([[0.4, 0.6], [0.2, 0.8]]).log()]

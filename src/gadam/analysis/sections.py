@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,13 +13,14 @@ import torch
 
 from gadam.analysis.predictions import ensemble
 from gadam.analysis.spectra import Density
-from gadam.analysis.study import PARTS, network_predictions
+from gadam.analysis.study import PARTS, Plan, network_predictions
 from gadam.analysis.weights import effective_rates
 from gadam.report.figures import STYLE, rendered
 from gadam.report.picture import Picture, Series, draw, vega
 from gadam.report.records import Collection, RunRecord
 from gadam.train import summary
 from gadam.train.catalogue import PAPER, Experiment
+from gadam.train.experiments import slug
 from gadam.train.summary import Estimate, more_is_better
 
 __all__ = ["Section", "sections"]
@@ -68,16 +70,23 @@ class Section:
 class Measured:
     """The runs of a collection with what was measured of each."""
 
-    def __init__(self, collection: Collection, values: Mapping[tuple[str, int], Values]) -> None:
-        self.collection, self.values = collection, values
+    def __init__(
+        self, collection: Collection, values: Mapping[tuple[str, int], Values], plan: Plan
+    ) -> None:
+        self.collection, self.values, self.plan = collection, values, plan
 
     @property
     def experiment(self) -> Experiment:
         return self.collection.experiment
 
     def runs(self, label: str) -> list[RunRecord]:
-        """Of a row, those that are over."""
-        return [r for r in self.collection.runs if r.label == label and r.result is not None]
+        """Of a row, those that are over and did not diverge; where several have a seed, the last."""
+        over = {
+            run.seed: run
+            for run in self.collection.runs
+            if run.label == label and run.result is not None and run.result["status"] != "diverged"
+        }
+        return list(over.values())
 
     def each(self, name: str) -> dict[str, list[Any]]:
         """Values of this name by row, a list over seeds; rows that have none are left out."""
@@ -96,12 +105,12 @@ class Measured:
 
 
 def sections(
-    collection: Collection, values: Mapping[tuple[str, int], Values], parts: Iterable[str]
+    collection: Collection, values: Mapping[tuple[str, int], Values], plan: Plan
 ) -> list[Section]:
-    """What can be shown of these parts; one of which nothing was measured is left out."""
-    measured = Measured(collection, values)
+    """What can be shown of the plan's parts; one of which nothing was measured is left out."""
+    measured = Measured(collection, values, plan)
     found = []
-    for part in parts:
+    for part in plan.parts:
         section = Section(part, PARTS[part][0].upper() + PARTS[part][1:])
         _BUILDERS[part](measured, section)
         if section.blocks:
@@ -118,7 +127,7 @@ def _number(value: float) -> str:
 
 def _shown(values: Iterable[float]) -> str:
     """The mean, with its standard error where there are several."""
-    estimate = Estimate.of(list(values))
+    estimate = Estimate.of([value for value in values if math.isfinite(value)])
     if estimate is None:
         return "–"
     if estimate.error is None:
@@ -127,8 +136,12 @@ def _shown(values: Iterable[float]) -> str:
 
 
 def _plain(values: Iterable[float]) -> dict[str, Any]:
-    estimate = Estimate.of(list(values))
-    assert estimate is not None
+    return _of(Estimate.of([value for value in values if math.isfinite(value)]))
+
+
+def _of(estimate: Estimate | None) -> dict[str, Any]:
+    if estimate is None:
+        return {"mean": None, "error": None, "runs": 0}
     return {"mean": estimate.mean, "error": estimate.error, "runs": estimate.count}
 
 
@@ -153,13 +166,14 @@ def _drop(run: RunRecord, metric: str) -> float | None:
 
 
 def _line(label: str, points: Iterable[tuple[float, float]]) -> Series:
-    xs, ys = zip(*points)
-    return Series(label, "curve", list(xs), list(ys))
+    finite = [(float(x), float(y)) for x, y in points if math.isfinite(y)]
+    return Series(label, "curve", [x for x, _ in finite], [y for _, y in finite])
 
 
 def _measured(label: str, points: Iterable[tuple[float, list[float]]]) -> Series:
     """Means over seeds, with their standard errors."""
-    estimates = [(x, e) for x, values in points if (e := Estimate.of(values)) is not None]
+    finite = [(x, [value for value in values if math.isfinite(value)]) for x, values in points]
+    estimates = [(x, e) for x, values in finite if (e := Estimate.of(values)) is not None]
     return Series(
         label,
         "measured",
@@ -199,10 +213,13 @@ def _over_decay(
     y: str,
 ) -> None:
     """A chart over weight decay: for each thing measured its values by row, lists over seeds."""
-    series = []
+    series: list[Series] = []
     for label, by_row in values.items():
-        for family in _families(measured, by_row):
-            method = measured.experiment.recipes[family[0]].method
+        families = _families(measured, by_row)
+        methods = [measured.experiment.recipes[family[0]].method for family in families]
+        for family, method in zip(families, methods):
+            if methods.count(method) > 1:  # then they are told apart by their first row
+                method = family[0]
             points = [
                 (measured.experiment.recipes[row].optimizer.weight_decay, by_row[row])
                 for row in family
@@ -264,16 +281,21 @@ def _diversity(measured: Measured, section: Section) -> None:
         for label, values in found.items()
     ]
     title = "How different predictions are by how far iterates lie apart"
-    caption = "The symmetrised KL between iterates, by the epochs between them: means over pairs and seeds."
+    caption = (
+        "The symmetrised KL between iterates, by how many places they are apart in their order (an epoch each, if all "
+        "were kept): means over pairs and seeds."
+    )
     section.picture(
         "diversity",
-        Picture(title, caption, "epochs apart", "KL, nats", curves, log_x=False, log_y=False),
+        Picture(title, caption, "places apart", "KL, nats", curves, log_x=False, log_y=False),
     )
     section.summary = plain
     _errors_over_decay(measured, section)
     normalised: dict[str, list[float]] = {}
     for family in _families(measured, found):
         unit = fmean(v["kl"]["mean"] for v in found[family[0]])
+        if measured.experiment.recipes[family[0]].optimizer.weight_decay or not unit:
+            continue
         normalised |= {row: [v["kl"]["mean"] / unit for v in found[row]] for row in family}
     _over_decay(
         measured,
@@ -456,7 +478,8 @@ def _rate(measured: Measured, section: Section) -> None:
         epochs = [epoch for epoch, _ in runs[0]["all"]]
         mean = _mean_curve([[rate for _, rate in run["all"]] for run in runs])
         curves.append(_line(label, [(e, m) for e, m in zip(epochs, mean) if m > 0]))
-        ends = [[run["all"][at][1] for run in runs] for at in (0, len(epochs) // 2, -1)]
+        places: list[Callable[[int], int]] = [lambda n: 0, lambda n: n // 2, lambda n: n - 1]
+        ends = [[run["all"][at(len(run["all"]))][1] for run in runs] for at in places]
         rows.append([label, *map(_shown, ends)])
         plain[label] = {
             name: _plain(values) for name, values in zip(("first", "middle", "last"), ends)
@@ -554,7 +577,7 @@ def _parameters(measured: Measured, section: Section) -> None:
             )
         )
     section.text(
-        "The gain of each averaged method over its base, in points of test accuracy, paired by seed."
+        f"The gain of each averaged method over its base, in test {' or '.join(experiment.metrics)}, paired by seed."
     )
     section.table(["method", "parameters", "gain"], table)
     title, caption = "What averaging gains", "Means over seeds, bars two standard errors."
@@ -572,10 +595,6 @@ def _parameters(measured: Measured, section: Section) -> None:
     section.summary = plain
     if experiment.name == "fig-iaprevious":
         _earlier_work(section)
-
-
-def _of(estimate: Estimate) -> dict[str, Any]:
-    return {"mean": estimate.mean, "error": estimate.error, "runs": estimate.count}
 
 
 def _rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:
@@ -616,16 +635,34 @@ def _earlier_work(section: Section) -> None:
 # --------------------------------------------------------------------------------------- curvature
 
 
+def _of_what(plan: Plan) -> str:
+    """The matrix whose spectrum is shown."""
+    matrix = {"hessian": "Hessian", "ggn": "generalised Gauss-Newton matrix"}[plan.kind]
+    data = "the training data" if plan.examples is None else f"{plan.examples} training examples"
+    modes = {"eval": "running statistics", "train": "statistics of each batch"}
+    return (
+        f"The {matrix} of the loss that is minimised, over {data}, dropout off, BatchNorm with "
+        f"{modes[plan.batchnorm]}"
+    )
+
+
 def _curvature(measured: Measured, section: Section) -> None:
     points = {point: measured.each(f"norm/{point}") for point in ("average", "iterate")}
     if not any(points.values()):
         return
     section.text(
-        "The loss's Hessian over the training data, dropout off: its largest eigenvalue by magnitude, and ‖H‖²_F and Tr H "
-        "for each parameter, as the paper's table has them. Numbers of the last iterate are in brackets beside the "
-        "average's. The noise is of single examples' gradients: Tr Σ/P, and Tr Σ/‖ḡ‖², the batch at which it is as large "
-        "as the gradient."
+        f"{_of_what(measured.plan)}: its largest eigenvalue by magnitude, and ‖H‖²_F and Tr H for each parameter, as the "
+        "paper's table has them. Numbers of the last iterate are in brackets beside the average's. The noise is of single "
+        "examples' gradients: Tr Σ/P, and Tr Σ/‖ḡ‖², the batch at which it is as large as the gradient."
     )
+    rough = [
+        f"{label}, {point}"
+        for point, by_label in points.items()
+        for label, norms in by_label.items()
+        if any(n["error"] > measured.plan.tolerance * abs(n["value"]) for n in norms)
+    ]
+    if rough:
+        section.text(f"The spectral norm has not converged: {'; '.join(rough)}.")
     header = ["method", "train accuracy, %", "test accuracy, %", "spectral norm", "‖H‖²_F/P"]
     header += ["Tr H/P", "noise, Tr Σ/P", "noise scale"]
     language = not all(map(more_is_better, measured.experiment.metrics))
@@ -676,6 +713,10 @@ def _curvature(measured: Measured, section: Section) -> None:
 
 def _density(measured: Measured, section: Section) -> None:
     series = []
+    section.summary = {}
+    parameters = {
+        run.label: (run.result or {}).get("parameters") or 1 for run in measured.collection.runs
+    }
     for point in ("iterate", "average"):
         for label, values in measured.each(f"density/{point}").items():
             nodes = torch.cat([torch.tensor(v["nodes"], dtype=torch.float64) for v in values])
@@ -685,12 +726,18 @@ def _density(measured: Measured, section: Section) -> None:
             width = max(high - low, 1e-12) / 60
             at = torch.linspace(low - 3 * width, high + 3 * width, 200, dtype=torch.float64)
             height = Density(nodes, weights).smoothed(at, width)
-            kept = [(float(x), float(y)) for x, y in zip(at, height) if y > 1e-7]
+            # A single eigenvalue of all must still be seen.
+            least = 0.1 / (parameters[label] * width * math.sqrt(2 * math.pi))
+            kept = [(float(x), float(y)) for x, y in zip(at, height) if y > least]
             series.append(_line(f"{label}, {point}", kept))
+            section.summary.setdefault(label, {})[point] = {
+                "nodes": nodes.tolist(),
+                "weights": weights.tolist(),
+            }
     if series:
         caption = (
-            "The density of the Hessian's eigenvalues by stochastic Lanczos quadrature, each mass spread by a normal "
-            "distribution: its height is logarithmic, for nearly all of them are near nought."
+            f"{_of_what(measured.plan)}: the density of its eigenvalues by stochastic Lanczos quadrature, each mass "
+            "spread by a normal distribution. Its height is logarithmic, for nearly all of them are near nought."
         )
         section.picture(
             "density",
@@ -720,8 +767,11 @@ def _landscape(measured: Measured, section: Section) -> None:
         "line",
         Picture("Along the line", caption, "place", "loss, nats", curves, log_x=False, log_y=False),
     )
-    for label in measured.each("plane"):
+    for label, frames in measured.each("plane").items():
         metric = measured.metric(label)
+        if not frames[0]["x"]:
+            section.text(f"{label}: the first iterate, the last and the average lie on a line.")
+            continue
         run = next(
             run
             for run in measured.runs(label)
@@ -730,7 +780,7 @@ def _landscape(measured: Measured, section: Section) -> None:
         seen = measured.values[label, run.seed]
         frame = seen["plane"]
         rows = [seen[f"plane/{i}"] for i in range(len(frame["y"]))]
-        name = f"plane-{'-'.join(label.lower().split())}".replace("/", "-")
+        name = f"plane-{slug(label)[:60]}-{hashlib.sha256(label.encode()).hexdigest()[:6]}"
         caption = (
             f"{label}, seed {run.seed}: training loss and {_named(metric)} in the plane through the first iterate, the "
             "last and the average. Axes are distances in weight space; points between are iterates' projections."
@@ -755,7 +805,7 @@ def _plane(
         figure = Figure(figsize=(8.4, 3.6))
         for axes, (title, height) in zip(figure.subplots(1, 2), heights.items()):
             z = torch.tensor([[height(p) for p in row] for row in rows], dtype=torch.float64)
-            flat = z.flatten().sort().values
+            flat = z[z.isfinite()].sort().values
             # Levels at even shares of the places: the walls do not take all of the colours.
             levels = flat[torch.linspace(0, len(flat) - 1, 14).long()].unique().tolist()
             if len(levels) < 3:

@@ -41,10 +41,17 @@ class Estimate(NamedTuple):
     error: float
 
 
+def at_least_single(dtype: torch.dtype) -> torch.dtype:
+    """What vectors are in: half precision would not do."""
+    return torch.promote_types(dtype, torch.float32)
+
+
 def _like(matrix: Matrix) -> Tensor:
-    """An empty vector of the matrix's own type and place."""
+    """An empty vector of the matrix's own place and type, or single precision where that is less."""
     params = getattr(matrix, "params", None)
-    return params[0].detach().new_empty(0) if params else torch.empty(0, dtype=torch.float64)
+    if not params:
+        return torch.empty(0, dtype=torch.float64)
+    return params[0].detach().new_empty(0, dtype=at_least_single(params[0].dtype))
 
 
 def _probe(matrix: Matrix, like: Tensor, generator: torch.Generator) -> Tensor:
@@ -65,14 +72,16 @@ class _Lanczos:
 
     def __init__(self, matrix: Matrix, start: Tensor, generator: torch.Generator) -> None:
         self.matrix, self.generator = matrix, generator
-        self.basis = [start / start.norm()]
+        self.size = 0
+        self._blocks: list[Tensor] = []  # of rows: that nothing is copied as they become more
+        self._add(start / start.norm())
         self.diagonal: list[float] = []
         self.beside: list[float] = []
         self.exhausted = False
 
     def step(self) -> None:
         """Grow by one."""
-        newest = self.basis[-1]
+        newest = self._blocks[-1][(self.size - 1) % self.BLOCK]
         image = self.matrix @ newest
         self.diagonal.append(float(newest.double() @ image.double()))
         image, size = self._rest(image), 0.0
@@ -80,19 +89,34 @@ class _Lanczos:
         if float(image.norm()) > 100 * torch.finfo(image.dtype).eps * scale:
             size = float(image.norm())
         self.beside.append(size)
-        self.exhausted = len(self.basis) == self.matrix.dimension
+        self.exhausted = self.size == self.matrix.dimension
         if not self.exhausted:
             if size == 0.0:
                 fresh = torch.randn(len(image), generator=self.generator).to(image)
                 image = self._rest(fresh)
-            self.basis.append(image / image.norm())
+            self._add(image / image.norm())
+
+    BLOCK = 16
+
+    def _add(self, vector: Tensor) -> None:
+        if self.size % self.BLOCK == 0:
+            rows = min(self.BLOCK, self.matrix.dimension - self.size)
+            self._blocks.append(vector.new_zeros(rows, len(vector)))
+        self._blocks[-1][self.size % self.BLOCK] = vector
+        self.size += 1
 
     def _rest(self, vector: Tensor) -> Tensor:
         """What of the vector is orthogonal to the basis."""
-        basis = torch.stack(self.basis)
         for _ in range(2):
-            vector = vector - basis.T @ (basis @ vector)
+            vector = vector - sum(block.T @ (block @ vector) for block in self._blocks)
         return vector
+
+    def combined(self, weights: Tensor) -> Tensor:
+        """Sums of the basis vectors with these weights (a row for each sum)."""
+        padded = weights.new_zeros(len(weights), self.BLOCK * len(self._blocks))
+        padded[:, : weights.shape[1]] = weights
+        parts = zip(padded.split(self.BLOCK, dim=1), self._blocks)
+        return sum(w[:, : len(block)].to(block) @ block for w, block in parts)
 
     def ritz(self) -> tuple[Tensor, Tensor]:
         """Eigenvalues, increasing, and eigenvectors (columns) of the tridiagonal matrix."""
@@ -150,6 +174,8 @@ def top(
     """
     if not 1 <= count <= matrix.dimension:
         raise ValueError(f"count must lie between 1 and {matrix.dimension}, not {count}")
+    if by not in ("magnitude", "value"):
+        raise ValueError(f"by is magnitude or value, not {by!r}")
     generator = torch.Generator().manual_seed(seed)
     start = torch.randn(matrix.dimension, generator=generator).to(_like(matrix))
     lanczos = _Lanczos(matrix, start, generator)
@@ -162,8 +188,7 @@ def top(
             good = bool((errors <= tolerance * values[order].abs().clamp_min(1e-300)).all())
             if good or lanczos.exhausted or len(lanczos.diagonal) >= products:
                 break
-    basis = torch.stack(lanczos.basis[: len(lanczos.diagonal)])
-    found = vectors[:, order].T.to(basis) @ basis
+    found = lanczos.combined(vectors[:, order].T)
     return Eigen(values[order], errors, found, len(lanczos.diagonal))
 
 
@@ -250,9 +275,12 @@ def trace(
         return moments(matrix, probes=probes, seed=seed)[0]
     if method != "hutch++":
         raise ValueError(f"method is hutchinson or hutch++, not {method!r}")
-    third = min(probes // 3, matrix.dimension)
+    third = probes // 3
     if third < 2:
         raise ValueError(f"hutch++ needs at least 6 probes, not {probes}")
+    if third >= matrix.dimension:  # there is nothing left to estimate
+        units = torch.eye(matrix.dimension, dtype=like.dtype, device=like.device)
+        return Estimate(sum(map(quadratic, units)), 0.0)
     images = torch.stack([matrix @ _probe(matrix, like, generator) for _ in range(third)], dim=1)
     basis = torch.linalg.qr(images).Q
     exact = sum(quadratic(column) for column in basis.T)

@@ -12,8 +12,10 @@ so that an analysis that was stopped goes on where it was, and one that is asked
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -58,7 +60,7 @@ NEEDS = {
     "landscape": "an average",
 }
 OF_ITERATES = ("diversity", "ensemble")
-_STORED_NUMBERS = 2**30  # of predictions on the disk, of all points together
+_STORED_NUMBERS = 2**23  # of a point's predictions, where each is over a whole vocabulary
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ class Notebook:
             for text in path.read_text(errors="replace").splitlines():
                 try:
                     line = json.loads(text)
-                    self._values[to_json(line["key"])] = line["value"]
+                    self._values[to_json(line["key"])] = _with_nans(line["value"])
                 except (ValueError, KeyError, TypeError):
                     continue  # torn by a process that was killed: it is measured again
 
@@ -129,8 +131,17 @@ class Notebook:
                 os.fsync(file.fileno())
         except OSError as error:
             raise RunError(f"{self.path} could not be written: {error.strerror}") from error
-        self._values[to_json(key)] = json.loads(text)["value"]
-        return self._values[to_json(key)]
+        found = self._values[to_json(key)] = _with_nans(json.loads(text)["value"])
+        return found
+
+
+def _with_nans(value: Any) -> Any:
+    """JSON has no number for what is none: it was written as null."""
+    if isinstance(value, dict):
+        return {name: _with_nans(v) for name, v in value.items()}
+    if isinstance(value, list):
+        return [_with_nans(v) for v in value]
+    return math.nan if value is None else value
 
 
 class _Unit(NamedTuple):
@@ -139,7 +150,7 @@ class _Unit(NamedTuple):
     name: str
     key: dict[str, Any]
     compute: Callable[[], Any]
-    file: Path | None = None  # without which a note of it is worth nothing
+    is_good: Callable[[Any], bool] = lambda noted: True  # whether what was noted can still be used
 
 
 class _Points:
@@ -148,23 +159,26 @@ class _Points:
     def __init__(self, run: Run, data_dir: str | None, device: torch.device) -> None:
         self.run, self.recipe = run, run.recipe
         self._where = (data_dir, device)
-        state = run.state()
-        result = run.result
-        if result is None or state is None:
-            missing = "is not finished" if result is None else "has no whole checkpoint"
-            raise RunError(f"{run.folder} {missing}: give the command that trains it again")
-        self._state = state
+        self._name, self._state = run.final_state()
+        result = run.result or {}
         self.epochs = int(result["epochs"])
         self.has_average = bool(result.get("average"))
-        self.damaged: list[int] = []
         self._paths = dict(sorted(run.iterates().items()))
 
     @property
     def kept(self) -> list[int]:
-        """The epochs of the iterates that were kept and are part of the average, if there is one."""
+        """The epochs of the iterates that were kept, and in which samples were taken if there is an average.
+
+        Of an average over a window of epochs those in it; of an exponential one all count, later ones more.
+        """
+        if not self.has_average:
+            return list(self._paths)
+        counts = {0: 0} | {line["epoch"]: line["samples"] for line in self.run.lines}
+        found = [e for e in self._paths if counts.get(e, 0) > counts.get(e - 1, 0)]
         plan = self.recipe.average
-        first = plan.start + 1 if plan is not None and isinstance(plan.start, int) else 0
-        return [epoch for epoch in self._paths if epoch >= first and epoch not in self.damaged]
+        if plan is not None and plan.weighting == "window" and plan.every == "epoch":
+            found = found[-plan.size :]
+        return found
 
     @property
     def final(self) -> str:
@@ -188,8 +202,7 @@ class _Points:
         """Names the weights: by the file that they are in, whose name tells its content."""
         if isinstance(point, int):
             return self._paths[point].stem
-        newest = max(self.run.folder.glob("checkpoint-*.pt"))
-        return f"{point}-{newest.stem.removeprefix('checkpoint-')}"
+        return f"{point}-{self._name.removeprefix('checkpoint-')}"
 
     def weights(self, point: int | str) -> dict[str, Tensor]:
         """The tensors of a point: of the iterate after so many epochs, of the last "iterate", or of the "average"."""
@@ -215,10 +228,11 @@ class _Points:
         optimizer.load_state_dict(self._state["optimizer"])
         average.load_state_dict(self._state["average"])
         with average.applied(self.model):
-            return {name: t.detach().clone() for name, t in self.model.state_dict().items()}
+            return {name: t.detach().cpu().clone() for name, t in self.model.state_dict().items()}
 
     def mapped(self, epoch: int) -> dict[str, Tensor]:
-        """An iterate's weights, read from the disk where they are looked at; its content has been checked."""
+        """An iterate's weights, once their content is checked, read from the disk where they are looked at."""
+        self.weights(epoch)
         state: dict[str, Tensor] = torch.load(
             self._paths[epoch], weights_only=True, map_location="cpu", mmap=True
         )
@@ -252,10 +266,12 @@ class StudyJob:
     total = 1.0
 
     def told(self, line: dict[str, Any]) -> str:
-        return f"measured {line['what']}"
+        return str(line["what"])
 
     def outcome(self, result: dict[str, Any]) -> str:
-        return f"{len(result)} values"
+        failed = result.get(FAILED, [])
+        wrong = f", but not {', '.join(failed)}" if failed else ""
+        return f"measured {len(result) - bool(failed)} values{wrong}"
 
     def run(
         self,
@@ -297,13 +313,21 @@ def measure(
         if should_stop():
             raise Stopped
         value = notebook.find(unit.key)
-        if value is None or (unit.file is not None and not unit.file.exists()):
+        if value is None or not unit.is_good(value):
             began = time.perf_counter()
-            computed = unit.compute()
+            try:
+                computed = unit.compute()
+            except (ValueError, RuntimeError) as error:  # the others may be measured all the same
+                notice(f"{unit.name} could not be measured: {error}")
+                values.setdefault(FAILED, []).append(unit.name)
+                continue
             value = notebook.note(unit.key, computed, time.perf_counter() - began)
         values[unit.name] = value
         progress((done + 1) / len(units), {"what": unit.name})
     return values
+
+
+FAILED = "failed"  # among values: the names of those that there are not
 
 
 @dataclass
@@ -328,6 +352,8 @@ class _Study:
             if any(p not in ("rate", "parameters") for p in parts):
                 notice("it diverged: there is nothing to measure")
             return []
+        if self.plan.kind == "ggn" and self.run.recipe.language is not None:
+            raise RunError("the Gauss-Newton matrix is of networks whose output is one tensor")
         found: list[_Unit] = []
         if wanted and len(points.kept) < 2:
             if points.has_average:
@@ -366,37 +392,39 @@ class _Study:
     def _predicted(self, point: int | str) -> _Unit:
         """What a point says of the test data, in a file."""
         path = self._file(point)
-        key = {"what": "predictions", "of": self.points.identity(point), "rows": self._rows}
+        rows = self._rows
+        key = {"what": "predictions", "of": self.points.identity(point), "rows": rows}
 
         def compute() -> Any:
             model = self.points.put(point)
-            logs, targets, rows = [], [], 0
+            logs, targets, count = [], [], 0
             for scores, true in self.points.problem.scores(model, "test"):
                 logs.append(scores.log_softmax(-1).cpu())
                 targets.append(true.cpu())
-                rows += len(true)
-                if self._rows is not None and rows >= self._rows:
+                count += len(true)
+                if rows is not None and count >= rows:
                     break
-            found = {
-                "logs": torch.cat(logs)[: self._rows],
-                "true": torch.cat(targets)[: self._rows],
-            }
+            found = {"logs": torch.cat(logs)[:rows], "true": torch.cat(targets)[:rows]}
             path.parent.mkdir(exist_ok=True)
-            _save(found, path)
-            return {"file": path.name, "examples": len(found["true"])}
+            buffer = io.BytesIO()
+            torch.save(found, buffer)
+            write_atomically(path, buffer.getvalue())
+            return {"file": path.name, "examples": len(found["true"]), "sha256": _digest(path)}
 
-        return _Unit(f"predictions/{point}", key, compute, path)
+        def is_good(noted: Any) -> bool:
+            return path.exists() and noted.get("sha256") == _digest(path)
+
+        return _Unit(f"predictions/{point}", key, compute, is_good)
 
     @property
     def _rows(self) -> int | None:
-        """As many test examples as there is room for the predictions of: of texts not all, at full scale."""
-        if self.run.recipe.language is None:
-            return None
-        classes = self._state_width()
-        return max(100, _STORED_NUMBERS // (classes * (len(self.points.kept) + 2)))
-
-    def _state_width(self) -> int:
-        return len(self.points.problem.corpus.words)  # type: ignore[attr-defined]
+        """As many test examples as there is room for the predictions of: of a text the first words; None is all."""
+        problem = self.points.problem if self.run.recipe.language is not None else None
+        return (
+            _STORED_NUMBERS // len(problem.corpus.words)
+            if isinstance(problem, task.Language)
+            else None
+        )
 
     def _read(self, points: list[Any]) -> tuple[list[Tensor], Tensor]:
         found = [network_predictions(self._file(point)) for point in points]
@@ -555,7 +583,11 @@ class _Study:
         return Plane.through(*ends, weights("average"), self.points.names)
 
     def _frame(self) -> dict[str, Any]:
-        """Where the points are in the plane, and the places of a grid around them."""
+        """Where the points are in the plane, and the places of a grid around them; none where they lie on a line."""
+        try:
+            _ = self._plane
+        except ValueError:
+            return {"points": {}, "x": [], "y": []}
         where = {str(e): self._plane.coordinates(self.points.weights(e)) for e in self.points.kept}
         where["average"] = self._plane.coordinates(self.points.weights("average"))
         sides = []
@@ -575,6 +607,8 @@ class _Study:
         return self._frame()
 
     def _plane_row(self, row: int) -> list[dict[str, float]]:
+        if not self._places["x"]:
+            return []
         at = [(x, self._places["y"][row]) for x in self._places["x"]]
         return over_plane(self.points.model, self._plane, self._measured, at)
 
@@ -610,10 +644,12 @@ class _Again:
         self._kept = kept
 
 
-def _save(found: dict[str, Tensor], path: Path) -> None:
-    buffer = io.BytesIO()
-    torch.save(found, buffer)
-    write_atomically(path, buffer.getvalue())
+def _digest(path: Path) -> str:
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while content := file.read(2**20):
+            found.update(content)
+    return found.hexdigest()
 
 
 def network_predictions(path: Path) -> tuple[Tensor, Tensor]:

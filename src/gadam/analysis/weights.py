@@ -78,7 +78,7 @@ def distances(
                 raise ValueError(f"point {i} has no {name!r} of the shape that the first has")
     if numbers is None:
         numbers = 2 * sum(points[0][name].numel() for name in names)
-    chunk = max(1, numbers // n)
+    chunk = max(1, numbers // (5 * n))  # once as they are, twice in double precision
     squares = torch.zeros(n, n, dtype=torch.float64)
     lengths = torch.zeros(n, dtype=torch.float64)
     for name in names:
@@ -119,10 +119,11 @@ def _rates(lr: float, lengths: Mapping[str, float]) -> dict[str, float]:
 def effective_rates(lines: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]]]:
     """The same along training, from a run's lines (``epochs.jsonl``): (epoch, α/‖w‖²) by layer.
 
-    Lines without norms, of runs before gadam took them down, are left out.
+    Norms that are not there, as in runs before gadam took them down, or no numbers, are left out.
     """
     found: dict[str, list[tuple[int, float]]] = {}
     for line in lines:
-        for name, rate in _rates(line["lr"], line.get("norms") or {}).items():
+        norms = {name: norm for name, norm in (line.get("norms") or {}).items() if norm is not None}
+        for name, rate in _rates(line["lr"], norms).items():
             found.setdefault(name, []).append((line["epoch"], rate))
     return found

@@ -103,12 +103,14 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def _write(folder: Path, kind: str, epochs: int, state: dict[str, Any]) -> None:
+def _write(folder: Path, kind: str, epochs: int, state: dict[str, Any]) -> Path:
     buffer = io.BytesIO()
     torch.save(state, buffer)
     content = buffer.getvalue()
     digest = hashlib.sha256(content).hexdigest()[:16]
-    write_atomically(folder / f"{kind}-{epochs:06d}-{digest}.pt", content)
+    path = folder / f"{kind}-{epochs:06d}-{digest}.pt"
+    write_atomically(path, content)
+    return path
 
 
 def _kept(folder: Path, kind: str) -> list[Path]:
@@ -192,7 +194,8 @@ class Run:
             except OSError:
                 if time.monotonic() > deadline:
                     raise RunError(
-                        f"another process is training in {self.folder}: wait for it, or say another --out"
+                        f"another process is at work in {self.folder}: wait for it (or, to train, say another "
+                        "--out)"
                     ) from None
             time.sleep(0.1)
 
@@ -295,10 +298,15 @@ class Run:
             folder.mkdir(exist_ok=True)
         except OSError as error:
             raise RunError(_explain(error, folder)) from error
-        _write(folder, "iterate", epochs, weights)
-        for old, path in self.iterates().items():
-            # Those after it are of a process that was killed, and will be written again.
-            if not epochs - last < old <= epochs:
+        written = _write(folder, "iterate", epochs, weights)
+        for path in _kept(folder, "iterate"):
+            if path != written and not epochs - last < _epochs(path) < epochs:
+                path.unlink(missing_ok=True)
+
+    def _forget_iterates(self, after: int) -> None:
+        """Those after so many epochs are of a process that was killed, and will be written again."""
+        for path in _kept(self.folder / "iterates", "iterate"):
+            if _epochs(path) > after:
                 path.unlink(missing_ok=True)
 
     def iterates(self) -> dict[int, Path]:
@@ -323,14 +331,24 @@ class Run:
                 path.replace(path.with_suffix(".damaged"))
                 continue
             self._keep_lines(json.loads(state.pop("lines")))
+            self._forget_iterates(after=_epochs(path))
             return _epochs(path), state
         self._keep_lines([])
+        self._forget_iterates(after=0)
         return 0, None
 
-    def state(self) -> dict[str, Any] | None:
-        """Of the newest checkpoint that is whole; nothing is changed."""
-        states = (read_weights(path) for path in self._checkpoints())
-        return next((state for state in states if state is not None), None)
+    def final_state(self) -> tuple[str, dict[str, Any]]:
+        """The name and content of the checkpoint that a finished run ended with; nothing is changed."""
+        result = self.result
+        if result is None:
+            raise RunError(f"{self.folder} is not finished: give the command that trains it again")
+        for path in self._checkpoints():
+            if _epochs(path) == result["epochs"] and (state := read_weights(path)) is not None:
+                return path.stem, state
+        raise RunError(
+            f"{self.folder} has lost its last checkpoint: remove result.json there, and give the command that "
+            "trains it again"
+        )
 
     def _keep_lines(self, lines: list[dict[str, Any]]) -> None:
         text = "".join(to_json(line) + "\n" for line in lines)
