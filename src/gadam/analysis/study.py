@@ -317,7 +317,11 @@ def measure(
             began = time.perf_counter()
             try:
                 computed = unit.compute()
-            except (ValueError, RuntimeError) as error:  # the others may be measured all the same
+            except (
+                ValueError,
+                RuntimeError,
+                OSError,
+            ) as error:  # the others may be measured all the same
                 notice(f"{unit.name} could not be measured: {error}")
                 values.setdefault(FAILED, []).append(unit.name)
                 continue

@@ -1,0 +1,127 @@
+"""Diversity and ensembles of predictions, against the definitions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from gadam.analysis import diversity, ensemble, log_probabilities
+
+
+def draw(n: int, examples: int, classes: int, seed: int = 0, sharp: float = 2.0) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        (sharp * torch.randn(examples, classes, generator=generator)).log_softmax(-1)
+        for _ in range(n)
+    ]
+
+
+@given(
+    n=st.integers(2, 5),
+    examples=st.integers(1, 30),
+    classes=st.integers(2, 7),
+    sharp=st.sampled_from([1e-3, 1.0, 30.0]),
+    numbers=st.integers(1, 500),
+)
+def test_every_pair_by_the_definitions(n, examples, classes, sharp, numbers):
+    points = draw(n, examples, classes, seed=n * examples, sharp=sharp)
+    found = diversity(points, numbers=numbers)  # in pieces of any size
+    assert found.examples == examples
+    for i, a in enumerate(points):
+        for j, b in enumerate(points):
+            p, q = a.double().exp(), b.double().exp()
+            both = torch.nn.functional.kl_div(
+                b.double(), a.double(), log_target=True, reduction="sum"
+            )
+            both += torch.nn.functional.kl_div(
+                a.double(), b.double(), log_target=True, reduction="sum"
+            )
+            expected = {
+                "kl": float(both) / 2,
+                "total_variation": float((p - q).abs().sum()) / 2,
+                "disagreement": float((a.argmax(-1) != b.argmax(-1)).sum()),
+                "squared_distance": float((p - q).square().sum()),
+            }
+            for name, value in expected.items():
+                seen = float(getattr(found, name)[i, j])
+                assert seen == pytest.approx(value / examples, rel=1e-5, abs=1e-12), name
+
+
+def test_the_means_and_the_papers_unit():
+    points = draw(4, 50, 3)
+    found = diversity(points)
+    pairs = [float(found.kl[i, j]) for i in range(4) for j in range(i)]
+    assert found.mean("kl") == pytest.approx(sum(pairs) / 6)
+    assert found.thousands("kl") == pytest.approx(found.mean("kl") * 50 / 1000)
+    assert found.by_distance("kl")[2] == pytest.approx(float(found.kl[0, 3]))
+    assert len(found.by_distance("kl")) == 3
+
+
+def test_what_is_nearly_the_same_keeps_its_digits():
+    a = draw(1, 2000, 10)[0].double()
+    b = (
+        a + 1e-6 * torch.randn(a.shape, generator=torch.Generator().manual_seed(1)).double()
+    ).log_softmax(-1)
+    p, q = a.exp(), b.exp()
+    exact = float(((p - q) * (a - b)).sum() / 2 / 2000)
+    found = diversity([a, b])
+    assert 0 < exact < 1e-11
+    assert float(found.kl[0, 1]) == pytest.approx(exact, rel=1e-6)
+
+
+@given(n=st.integers(1, 6), examples=st.integers(1, 25), numbers=st.integers(1, 300))
+def test_an_ensemble_is_the_mean_of_probabilities(n, examples, numbers):
+    points = draw(n, examples, 4, seed=examples)
+    true = torch.arange(examples) % 4
+    alone, together = ensemble(points, true, numbers=numbers)
+    assert len(alone) == len(together) == n
+    for k in range(1, n + 1):
+        mean = torch.stack([p.double().exp() for p in points[:k]]).mean(0)
+        right = 100 * float((mean.argmax(-1) == true).double().mean())
+        loss = -float(mean[torch.arange(examples), true].log().mean())
+        assert together[k - 1].accuracy == pytest.approx(right)
+        assert together[k - 1].loss == pytest.approx(loss)
+    assert alone[0] == pytest.approx(together[0])
+    # Jensen: the mean probability's loss is no more than the mean of the losses.
+    assert together[-1].loss <= sum(s.loss for s in alone) / n + 1e-9
+
+
+def test_predictions_may_lie_on_the_disk(tmp_path):
+    points = draw(3, 40, 5)
+    mapped = []
+    for i, point in enumerate(points):
+        torch.save(point, tmp_path / f"{i}.pt")
+        mapped.append(torch.load(tmp_path / f"{i}.pt", mmap=True, weights_only=True))
+    torch.testing.assert_close(diversity(mapped).kl, diversity(points).kl)
+
+
+def test_log_probabilities_of_a_model_leave_it_as_it_was():
+    model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 2)).train()
+    model[2].eval()
+    batches = [(torch.randn(5, 3), torch.zeros(5)), (torch.randn(2, 3), torch.zeros(2))]
+    found = log_probabilities(model, batches)
+    assert [module.training for module in model.modules()] == [True, True, True, False]
+    model.eval()
+    expected = model(torch.cat([x for x, _ in batches])).log_softmax(-1)
+    torch.testing.assert_close(found, expected.detach())
+    doubled = log_probabilities(model, batches, forward=lambda m, batch: 2 * m(batch[0]))
+    assert not torch.allclose(doubled, found)
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: diversity(draw(1, 3, 2)), "at least two points, not 1"),
+        (lambda: diversity([*draw(1, 3, 2), *draw(1, 4, 2)]), "the same for all"),
+        (lambda: diversity([torch.full((2, 2), -torch.inf)] * 2), "must be finite"),
+        (lambda: diversity(draw(2, 3, 2)).mean("kll"), "there is no 'kll'"),
+        (lambda: ensemble(draw(2, 3, 2), torch.zeros(4)), "targets"),
+        (lambda: log_probabilities(nn.Linear(1, 1), []), "no batches"),
+    ],
+)
+def test_what_cannot_be(call, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        call()
