@@ -23,6 +23,7 @@ from gadam.train.recipe import (
     RecipeError,
     Schedule,
 )
+from gadam.train.record import Run, read_weights
 
 DATA = Data("fashion-mini", validation=100, examples=400, size=14, augment=False, label_noise=0.2)
 BASE = Recipe(
@@ -238,6 +239,37 @@ def test_a_diverged_run_says_so_and_ends(tmp_path):
     for name in ("result.json", "epochs.jsonl"):
         for line in (tmp_path / name).read_text().splitlines() if name[0] == "e" else [None]:
             json.loads(line or (tmp_path / name).read_text(), parse_constant=refuse)
+
+
+def test_the_last_iterates_are_kept(tmp_path, monkeypatch):
+    recipe = replace(AVERAGED, keep=2)
+    loop.train(recipe, tmp_path / "whole", seed=3)
+    run = Run(tmp_path / "whole", recipe, 3)
+    last = recipe.epochs
+    assert list(run.iterates()) == [last - 1, last]
+    final = read_weights(run.iterates()[last])
+    _, state = run.final_state()
+    same(final, state["model"])
+    # Stopped and begun again, the folder holds the same files: none of what was done in vain.
+    monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", 0.0)
+    stray = tmp_path / "torn" / "iterates" / f"iterate-{last:06d}-{'0' * 16}.pt"
+    for steps in (7, 2):
+        with pytest.raises(loop.Stopped):
+            loop.train(recipe, tmp_path / "torn", seed=3, should_stop=stop_after(steps))
+    stray.parent.mkdir(exist_ok=True)
+    stray.write_bytes(b"of other weights")
+    loop.train(recipe, tmp_path / "torn", seed=3)
+    names = [
+        sorted(p.name for p in (tmp_path / d / "iterates").iterdir()) for d in ("whole", "torn")
+    ]
+    assert names[0] == names[1]
+
+
+def test_of_a_run_that_ends_by_itself_the_last_iterates_are_kept_too(tmp_path):
+    recipe = replace(METHODS["auto"], epochs=60, optimizer=Optimizer("adamw", 0.05), keep=2)
+    result = loop.train(recipe, tmp_path)
+    kept = Run(tmp_path, recipe, 0).iterates()
+    assert list(kept) == [result["epochs"] - 1, result["epochs"]]
 
 
 def test_a_finished_run_is_not_run_again(tmp_path):
