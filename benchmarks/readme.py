@@ -154,6 +154,81 @@ def errata() -> str:
     return "\n".join(lines)
 
 
+def measured(name: str, part: str, columns: dict[str, str]) -> str:
+    """What `gadam analyse` found of a sweep: a row a method, columns by their names in the result."""
+    found = read(f"{name}/analysis.json")["parts"][part]
+    lines = [f"| method | {' | '.join(columns.values())} |", "|---|" + "---:|" * len(columns)]
+    for label, values in found["values"].items():
+        if isinstance(values, dict):
+            cells = [estimated(values.get(key)) for key in columns]
+            lines.append(f"| {label} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", origin(name, found)])
+
+
+def estimated(value: Any) -> str:
+    """A number, or a mean with its standard error."""
+    if not isinstance(value, dict):
+        return "" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
+    if value["mean"] is None:
+        return ""
+    error = "" if value["error"] is None else f" ± {value['error']:.1g}"
+    return f"{value['mean']:.3g}{error}"
+
+
+def origin(name: str, found: dict[str, Any]) -> str:
+    """Where numbers are from."""
+    summary = read(f"{name}/summary.json")
+    return (
+        f"Means ± standard errors over {summary['seeds']} seeds. Written by `{summary['command']}` (torch "
+        f"{found['versions']['torch']}, {found['machine']['cores']} cores) to `results/{name}`."
+    )
+
+
+def sharpness(name: str) -> str:
+    """The paper's table: the average's numbers, the last iterate's in brackets."""
+    found = read(f"{name}/analysis.json")["parts"]["curvature"]
+    columns = {
+        "train": "train accuracy, %",
+        "test": "test accuracy, %",
+        "spectral norm": "spectral norm",
+        "squared norm a parameter": "‖H‖²_F/P",
+        "trace a parameter": "Tr H/P",
+        "noise a parameter": "noise, Tr Σ/P",
+        "noise scale": "noise scale",
+    }
+    lines = [f"| method | {' | '.join(columns.values())} |", "|---|" + "---:|" * len(columns)]
+    for label, points in found["values"].items():
+        cells = []
+        for key in columns:
+            means = [f"{p[key]['mean']:.3g}" for p in points.values()]
+            cells.append(means[0] + (f" ({means[1]})" if len(means) > 1 else ""))
+        lines.append(f"| {label} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", origin(name, found)])
+
+
+def curvature(report: dict[str, Any]) -> str:
+    """What curvature costs beside other libraries."""
+    lines = [
+        "| | a product with the Hessian, s | in gradients | the spectral norm, s | off by |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for name, row in report["libraries"].items():
+        norm = "" if row["norm"] is None else f"{row['norm']:.2f}"
+        off = "" if row["off"] is None else f"{row['off']:.1e}"
+        cells = f"{row['product']:.3f} | {row['gradients']:.2f} | {norm} | {off}"
+        lines.append(f"| {name} | {cells} |")
+    versions = ", ".join(f"{name} {v}" for name, v in report["versions"].items() if v)
+    lines += [
+        "",
+        f"`vgg-mini` ({report['parameters']:,} parameters) on {report['examples']:,} pictures, one thread; a gradient takes "
+        f"{report['gradient']:.3f} s. The spectral norm is asked for to {report['tolerance']:g}, which each library takes in its "
+        "own way; the last column says how far off it was at worst. Medians of "
+        f"{report['repetitions']} interleaved repetitions, torch {report['machine']['torch']}, {versions}; `python "
+        "benchmarks/curvature.py --json results/curvature.json`.",
+    ]
+    return "\n".join(lines)
+
+
 def mean_and_error(values: list[float]) -> str:
     """The mean and its standard error; nothing of nothing."""
     if len(values) < 2:
@@ -167,6 +242,17 @@ def read(path: str) -> dict[str, Any]:
     return content
 
 
+DIVERSITY = {
+    "kl": "KL, nats",
+    "total_variation": "total variation",
+    "disagreement": "disagreement, %",
+    "squared_distance": "‖p−q‖²",
+    "kl in thousands": "KL, thousands",
+    "total_variation in thousands": "total variation, thousands",
+    "distance": "distance",
+    "relative distance": "relative distance",
+    "drop": "ΔE",
+}
 STUDENT_3_SEEDS = 4.303  # the 97.5 % quantile of Student's t with two degrees of freedom
 TABLES: dict[str, Callable[[], str]] = {
     "step-time": lambda: step_time(read("step-time.json")),
@@ -178,8 +264,37 @@ TABLES: dict[str, Callable[[], str]] = {
     "tab-ptb-nt": lambda: language(ROOT / "results" / "tab-ptb-nt"),
     "fig-frequency": lambda: language(ROOT / "results" / "fig-frequency"),
     "fig-tavg": lambda: language(ROOT / "results" / "fig-tavg"),
+    "curvature": lambda: curvature(read("curvature.json")),
+    "fig1b": lambda: measured("fig1b", "diversity", DIVERSITY),
+    "fig2b": lambda: measured("fig2b", "diversity", DIVERSITY),
+    "fig1c": lambda: measured(
+        "fig1c",
+        "networks",
+        {
+            "networks": "networks",
+            "one": "one: test error, %",
+            "ensemble": "ensemble",
+            "gain": "gain",
+        },
+    ),
+    "fig1d": lambda: measured(
+        "fig1d",
+        "ensemble",
+        {
+            "mean of the iterates": "mean of the iterates: test error, %",
+            "ensemble of iterates": "ensemble of iterates",
+            "average of weights": "average of weights",
+        },
+    ),
+    "fig2d": lambda: measured(
+        "fig2d", "rate", {"first": "first epoch", "middle": "half of them", "last": "last epoch"}
+    ),
+    "fig3d": lambda: measured(
+        "fig3d", "parameters", {"parameters": "parameters", "gain": "gain in test accuracy, points"}
+    ),
+    "tab-sharpness": lambda: sharpness("tab-sharpness"),
 }
-PAGES = ("README.md", "docs/language.md", "docs/theory.md")
+PAGES = ("README.md", "docs/analysis.md", "docs/language.md", "docs/theory.md")
 
 
 def rendered(page: str) -> str:

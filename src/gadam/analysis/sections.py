@@ -728,8 +728,8 @@ def _density(measured: Measured, section: Section) -> None:
             height = Density(nodes, weights).smoothed(at, width)
             # A single eigenvalue of all must still be seen.
             least = 0.1 / (parameters[label] * width * math.sqrt(2 * math.pi))
-            kept = [(float(x), float(y)) for x, y in zip(at, height) if y > least]
-            series.append(_line(f"{label}, {point}", kept))
+            heights = height.clamp_min(least).tolist()
+            series.append(_line(f"{label}, {point}", zip(at.tolist(), heights)))
             section.summary.setdefault(label, {})[point] = {
                 "nodes": nodes.tolist(),
                 "weights": weights.tolist(),

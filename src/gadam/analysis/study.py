@@ -39,7 +39,7 @@ from gadam.train.loop import Stopped
 from gadam.train.recipe import Recipe
 from gadam.train.record import Run, RunError, read_weights, to_json, write_atomically
 
-__all__ = ["PARTS", "Plan", "StudyJob", "measure", "network_predictions"]
+__all__ = ["PARTS", "Notebook", "Plan", "StudyJob", "measure", "network_predictions"]
 
 PARTS = {
     "diversity": "how different the iterates' predictions and weights are",
@@ -102,16 +102,22 @@ class Plan:
 
 
 class Notebook:
-    """Values by what they are of, in a file to which lines are added."""
+    """Values by what they are of, in a file to which lines are added.
+
+    Attributes:
+        newest: The newest value of each name, whatever it is of: all there is where weights are gone.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.newest: dict[str, Any] = {}
         self._values: dict[str, Any] = {}
         if path.exists():
             for text in path.read_text(errors="replace").splitlines():
                 try:
                     line = json.loads(text)
-                    self._values[to_json(line["key"])] = _with_nans(line["value"])
+                    value = _with_nans(line["value"])
+                    self._values[to_json(line["key"])] = self.newest[line["name"]] = value
                 except (ValueError, KeyError, TypeError):
                     continue  # torn by a process that was killed: it is measured again
 
@@ -119,9 +125,10 @@ class Notebook:
         """The value, or None where it is not known."""
         return self._values.get(to_json(key))
 
-    def note(self, key: dict[str, Any], value: Any, seconds: float) -> Any:
+    def note(self, name: str, key: dict[str, Any], value: Any, seconds: float) -> Any:
         """Write a value down; gives it as it will be read."""
-        text = to_json({"key": key, "value": value, "seconds": round(seconds, 3)})
+        line = {"name": name, "key": key, "value": value, "seconds": round(seconds, 3)}
+        text = to_json(line)
         # A torn last line must not take this one with it.
         whole = not self.path.exists() or self.path.read_bytes()[-1:] in (b"\n", b"")
         try:
@@ -325,7 +332,7 @@ def measure(
                 notice(f"{unit.name} could not be measured: {error}")
                 values.setdefault(FAILED, []).append(unit.name)
                 continue
-            value = notebook.note(unit.key, computed, time.perf_counter() - began)
+            value = notebook.note(unit.name, unit.key, computed, time.perf_counter() - began)
         values[unit.name] = value
         progress((done + 1) / len(units), {"what": unit.name})
     return values
