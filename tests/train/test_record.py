@@ -171,7 +171,7 @@ def test_two_processes_cannot_write_one_run(tmp_path, monkeypatch):
     monkeypatch.setattr(Run, "LOCK_SECONDS", 0.0)
     pytest.importorskip("fcntl")
     with Run(tmp_path, RECIPE, 0).locked():
-        with pytest.raises(RunError, match="another process is training"):
+        with pytest.raises(RunError, match="another process is at work"):
             with Run(tmp_path, RECIPE, 0).locked():
                 pass
     with Run(tmp_path, RECIPE, 0).locked():
