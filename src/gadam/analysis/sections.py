@@ -373,9 +373,8 @@ def _ensemble(measured: Measured, section: Section) -> None:
         if cells["average of weights"]:
             curves.append(_measured(label, [(len(together), cells["average of weights"])]))
     named = _named(measured.metric(next(iter(found))))
-    section.table(
-        ["method", "iterates", *(f"{name}: {named}" for name in plain[next(iter(found))])], rows
-    )
+    points = ("last iterate", "mean of the iterates", "ensemble of iterates", "average of weights")
+    section.table(["method", "iterates", *(f"{name}: {named}" for name in points)], rows)
     section.summary = plain
     caption = (
         "An ensemble of the first iterates by how many there are; a point is the average of all."

@@ -375,6 +375,7 @@ def _list(arguments: list[str]) -> int:
                 "seeds": {"mini": small.seeds, "paper": large.seeds},
                 "hours": {"mini": experiments.hours(small), "paper": experiments.hours(large)},
                 "data": sorted({r.data.name for r in large.recipes.values()}),
+                "analysis": list(large.analysis),
             }
             for name, small, large in found
         ]
