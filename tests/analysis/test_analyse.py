@@ -76,6 +76,17 @@ def test_one_run_alone_and_for_programs(reproduced, tmp_path, capsys):
     assert (folder / "sections" / "rate-layers.png").exists()
 
 
+def test_what_needs_no_weights_is_there_for_committed_results(tmp_path, capsys):
+    results = Path(__file__).parents[2] / "results" / "compare"
+    shutil.copytree(results, tmp_path / "compare")
+    arguments = ["analyse", str(tmp_path / "compare"), "--parts", "parameters", "--quiet"]
+    assert cli.main(arguments) == 0
+    assert "72,666" in capsys.readouterr().out
+    arguments = ["analyse", str(tmp_path / "compare"), "--parts", "curvature", "--quiet"]
+    assert cli.main(arguments) == 1
+    assert "has lost its last checkpoint" in capsys.readouterr().err
+
+
 def test_the_small_scale_has_networks_of_three_sizes():
     found = experiments.get("fig3d")
     models = list(dict.fromkeys(r.model for r in found.recipes.values()))

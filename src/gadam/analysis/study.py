@@ -59,6 +59,7 @@ NEEDS = {
     "parameters": "averaged methods beside their bases",
     "landscape": "an average",
 }
+OF_RECORDS = ("rate", "parameters")  # made of a run's lines and result alone
 OF_ITERATES = ("diversity", "ensemble")
 _STORED_NUMBERS = 2**23  # of a point's predictions, where each is over a whole vocabulary
 
@@ -312,9 +313,13 @@ def measure(
     should_stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
     """Measure a finished run; what is in its notebook is not measured again. Gives the values by their names."""
+    if set(plan.parts) <= set(OF_RECORDS):
+        return {}
     study = _Study(run, plan, torch.device(device), data_dir, should_stop)
     units = study.units(notice)
     notebook = Notebook(run.folder / "analysis.jsonl")
+    if any(notebook.find(unit.key) is None for unit in units):
+        _ = study.points.problem  # data that are not there are not there for any of them
     values: dict[str, Any] = {}
     for done, unit in enumerate(units):
         if should_stop():
@@ -360,8 +365,7 @@ class _Study:
         parts, points = self.plan.parts, self.points
         wanted = [part for part in parts if part in OF_ITERATES]
         if self.run.result and self.run.result["status"] == "diverged":
-            if any(p not in ("rate", "parameters") for p in parts):
-                notice("it diverged: there is nothing to measure")
+            notice("it diverged: there is nothing to measure")
             return []
         if self.plan.kind == "ggn" and self.run.recipe.language is not None:
             raise RunError("the Gauss-Newton matrix is of networks whose output is one tensor")
