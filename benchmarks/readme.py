@@ -55,8 +55,9 @@ def step_time(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def compare(report: dict[str, Any]) -> str:
-    """The table of `gadam compare`."""
+def compare(name: str) -> str:
+    """The table of a sweep: accuracies of both points, and gains."""
+    report = read(f"{name}/summary.json")
 
     def shown(estimate: dict[str, Any] | None) -> str:
         return "" if estimate is None else f"{estimate['mean']:.2f} ± {estimate['error']:.2f}"
@@ -79,7 +80,7 @@ def compare(report: dict[str, Any]) -> str:
         "",
         f"Test accuracy in %, mean ± standard error over {report['seeds']} seeds. Written by "
         f"`{report['command']}` (torch {report['versions']['torch']}, {report['machine']['cores']} cores, "
-        f"{min(seconds):.0f} to {max(seconds):.0f} s a run on one core) to `results/compare`.",
+        f"{min(seconds):.0f} to {max(seconds):.0f} s a run on one core) to `results/{name}`.",
     ]
     return "\n".join(lines)
 
@@ -256,7 +257,8 @@ DIVERSITY = {
 STUDENT_3_SEEDS = 4.303  # the 97.5 % quantile of Student's t with two degrees of freedom
 TABLES: dict[str, Callable[[], str]] = {
     "step-time": lambda: step_time(read("step-time.json")),
-    "compare": lambda: compare(read("compare/summary.json")),
+    "compare": lambda: compare("compare"),
+    "fig2c": lambda: compare("fig2c"),
     "errata": errata,
     "language-step": lambda: language_step(read("language-step.json")),
     "place": lambda: place(read("language-place.json")),
