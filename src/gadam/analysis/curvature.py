@@ -282,12 +282,16 @@ class Curvature:
         modes = {module: module.training for module in self.model.modules()}
         statistics = {}
         self.model.eval()
-        if self.batchnorm == "train":
-            for module in self.model.modules():
-                if isinstance(module, nn.modules.batchnorm._BatchNorm):
-                    # Without running statistics it takes the batch's, and has none to change.
-                    statistics[module] = (module.running_mean, module.running_var)
-                    module.running_mean = module.running_var = None
+        for module in self.model.modules():
+            if not isinstance(module, nn.modules.batchnorm._BatchNorm):
+                continue
+            statistics[module] = (module.running_mean, module.running_var)
+            if self.batchnorm == "train":
+                # Without running statistics it takes the batch's, and has none to change.
+                module.running_mean = module.running_var = None
+            elif module.running_var is not None:
+                # The same function, but torch's own has a second derivative that takes a quarter of a product's time.
+                module.forward = partial(_batchnorm_in_evaluation, module)  # type: ignore[method-assign]
         try:
             with torch.enable_grad():
                 yield
@@ -296,6 +300,21 @@ class Curvature:
                 module.training = training
             for module, (mean, variance) in statistics.items():
                 module.running_mean, module.running_var = mean, variance
+                module.__dict__.pop("forward", None)
+
+
+def _batchnorm_in_evaluation(module: nn.modules.batchnorm._BatchNorm, x: Tensor) -> Tensor:
+    """(x − μ)/σ·γ + β, as one product and one sum."""
+    module._check_input_dim(x)
+    mean, variance = module.running_mean, module.running_var
+    assert mean is not None
+    assert variance is not None
+    scale = (variance + module.eps).rsqrt()
+    shift = -mean * scale
+    if module.affine:
+        scale, shift = scale * module.weight, shift * module.weight + module.bias
+    sides = (1, -1, *[1] * (x.dim() - 2))
+    return torch.addcmul(shift.view(sides).to(x.dtype), x, scale.view(sides).to(x.dtype))
 
 
 class _WithLoss(nn.Module):
