@@ -305,7 +305,9 @@ def rendered(page: str) -> str:
         begin, end = f"<!-- {name} -->\n", f"\n<!-- /{name} -->"
         before, found, rest = page.partition(begin)
         if found:
-            _, _, after = rest.partition(end)
+            _, closed, after = rest.partition(end)
+            if not closed:
+                raise ValueError(f"<!-- {name} --> has no end")
             page = before + begin + table() + end + after
     return page
 
