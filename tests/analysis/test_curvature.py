@@ -62,6 +62,50 @@ def test_kept_graphs_give_the_same_until_the_weights_move():
     torch.testing.assert_close(matrix(kept), matrix(plain), rtol=0, atol=0)
 
 
+class Doubled(nn.BatchNorm1d):
+    """A layer of its user's own."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return 2 * super().forward(input)
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_batchnorm_of_every_kind_is_what_it_is(affine):
+    """What stands in for torch's own in evaluation is the same function, and leaves others alone."""
+    torch.manual_seed(0)
+    own = nn.BatchNorm1d(5, affine=affine)
+    patched = nn.BatchNorm1d(5)
+    patched.forward = lambda x: 3 * x  # type: ignore[method-assign, assignment]
+    layers = [nn.Linear(4, 5), own, nn.Tanh(), Doubled(5), patched, nn.Linear(5, 3)]
+    model = nn.Sequential(*layers, nn.BatchNorm1d(3, track_running_stats=False)).double()
+    model(torch.randn(50, 4).double())
+    found = {}
+    for method in ("reverse", "forward"):
+        found[method] = matrix(Curvature(model, DATA, method=method))
+    torch.testing.assert_close(found["reverse"], found["forward"])
+    model.eval()
+
+    def loss(*params: Tensor) -> Tensor:
+        named = dict(zip([name for name, _ in model.named_parameters()], params))
+        losses = [
+            F.cross_entropy(torch.func.functional_call(model, named, x), y, reduction="sum")
+            for x, y in DATA
+        ]
+        return torch.stack(losses).sum() / 21
+
+    blocks = torch.autograd.functional.hessian(loss, tuple(model.parameters()))
+    sizes = [p.numel() for p in model.parameters()]
+    expected = torch.cat(
+        [
+            torch.cat([b.reshape(m, n) for b, n in zip(row, sizes)], dim=1)
+            for row, m in zip(blocks, sizes)
+        ]
+    )
+    torch.testing.assert_close(found["reverse"], expected)
+    assert "forward" not in own.__dict__
+    assert "forward" in patched.__dict__
+
+
 def test_graphs_that_need_more_memory_are_not_kept():
     model = network()
     small = Curvature(model, DATA, graph_memory=1000)

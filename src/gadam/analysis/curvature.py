@@ -281,6 +281,7 @@ class Curvature:
         """Dropout off, BatchNorm as wanted; all modes and statistics as they were afterwards."""
         modes = {module: module.training for module in self.model.modules()}
         statistics = {}
+        lent: list[nn.Module] = []
         self.model.eval()
         for module in self.model.modules():
             if not isinstance(module, nn.modules.batchnorm._BatchNorm):
@@ -289,9 +290,14 @@ class Curvature:
             if self.batchnorm == "train":
                 # Without running statistics it takes the batch's, and has none to change.
                 module.running_mean = module.running_var = None
-            elif module.running_var is not None:
+            elif (
+                type(module) in _TORCHS_OWN
+                and "forward" not in module.__dict__
+                and module.running_var is not None
+            ):
                 # The same function, but torch's own has a second derivative that takes a quarter of a product's time.
                 module.forward = partial(_batchnorm_in_evaluation, module)  # type: ignore[method-assign]
+                lent.append(module)
         try:
             with torch.enable_grad():
                 yield
@@ -300,7 +306,11 @@ class Curvature:
                 module.training = training
             for module, (mean, variance) in statistics.items():
                 module.running_mean, module.running_var = mean, variance
-                module.__dict__.pop("forward", None)
+            for module in lent:
+                del module.forward
+
+
+_TORCHS_OWN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 def _batchnorm_in_evaluation(module: nn.modules.batchnorm._BatchNorm, x: Tensor) -> Tensor:
