@@ -76,6 +76,26 @@ def test_one_run_alone_and_for_programs(reproduced, tmp_path, capsys):
     assert (folder / "sections" / "rate-layers.png").exists()
 
 
+def test_what_could_not_be_measured_leaves_the_rest_in_the_report(reproduced, tmp_path, capsys):
+    """An iterate that was damaged after its predictions were taken: they stand, distances do not."""
+    folder = tmp_path / "copy"
+    shutil.copytree(reproduced, folder)
+    for notes in folder.glob("low-decay-swa-*/analysis.jsonl"):
+        kept = [line for line in notes.read_text().splitlines() if '"distances"' not in line]
+        notes.write_text("\n".join(kept) + "\n")
+        path = min(notes.parent.glob("iterates/iterate-000003-*.pt"))
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+    assert cli.main(["analyse", str(folder), "--quiet", "--workers", "1"]) == 1
+    said = capsys.readouterr()
+    assert "is damaged: remove it" in said.err
+    row = next(line for line in said.out.splitlines() if "low decay SWA" in line)
+    assert "–" in row
+    found = json.loads((folder / "analysis.json").read_text())["parts"]["diversity"]["values"]
+    assert "kl" in found["low decay SWA"]
+    assert "distance" not in found["low decay SWA"]
+    assert "distance" in found["high decay SWA"]
+
+
 def test_what_needs_no_weights_is_there_for_committed_results(tmp_path, capsys):
     results = Path(__file__).parents[2] / "results" / "compare"
     shutil.copytree(results, tmp_path / "compare")

@@ -266,8 +266,8 @@ def _diversity(measured: Measured, section: Section) -> None:
             for name in ("kl", "total_variation")
         }
         lengths = {
-            "distance": [d["mean"] for d in apart[label]],
-            "relative distance": [d["relative"] for d in apart[label]],
+            "distance": [d["mean"] for d in apart.get(label, [])],
+            "relative distance": [d["relative"] for d in apart.get(label, [])],
         }
         everything = {**cells, **sums, **lengths, "drop": drops}
         rows.append([label, *(_shown(v) for v in everything.values())])

@@ -475,13 +475,13 @@ class _Study:
     def _ensemble(self) -> dict[str, Any]:
         logs, true = self._read(list(self.points.kept))
         alone, together = ensemble(logs, true)
-        value = {
+        value: dict[str, Any] = {
             "alone": [list(score) for score in alone],
             "together": [list(score) for score in together],
         }
         if self.points.has_average:
             (averaged,), _ = ensemble([self._read(["average"])[0][0]], true)
-            value["average"] = list(averaged)  # type: ignore[arg-type]
+            value["average"] = list(averaged)
         return value
 
     # --------------------------------------------------------------------------------- curvature
