@@ -125,6 +125,7 @@ class Curvature:
         with self.ready():
             for batch in self.batches:
                 first = first or self._graph_bytes(batch)
+                # How large a batch is its loss says: this one is taken to be as large as the one before it.
                 share = graphs[-1][1] / graphs[0][1] if graphs else 1.0
                 needed += first * share
                 if needed > self.graph_memory:

@@ -546,18 +546,17 @@ def _parameters(measured: Measured, section: Section) -> None:
     table = []
     points: dict[str, list[tuple[int, Estimate]]] = {}
     plain: dict[str, Any] = {}
-    best: dict[int, summary.Row] = {}
+    best: dict[int, Estimate] = {}
     for row in sorted(rows, key=lambda row: count.get(row.label, 0)):
         if row.label not in count or row.difference is None:
             continue
         p = count[row.label]
         method = experiment.recipes[row.label].method
-        gain = row.difference.mean
         points.setdefault(method, []).append((p, row.difference))
         table.append([row.label, f"{p:,}", f"{row.difference} over {row.base}"])
         plain[row.label] = {"parameters": p, "gain": _of(row.difference), "base": row.base}
-        if p not in best or gain > (best[p].difference or row.difference).mean:
-            best[p] = row
+        if p not in best or row.difference.mean > best[p].mean:
+            best[p] = row.difference
     series = [
         Series(
             method,
@@ -568,13 +567,9 @@ def _parameters(measured: Measured, section: Section) -> None:
         )
         for method, found in points.items()
     ]
-    if len(best) > 1:
-        series.append(
-            _line(
-                "best of them",
-                [(p, row.difference.mean) for p, row in sorted(best.items()) if row.difference],
-            )
-        )
+    gains = [(p, best[p].mean) for p in sorted(best)]
+    if len(gains) > 1:
+        series.append(_line("best of them", gains))
     section.text(
         f"The gain of each averaged method over its base, in test {' or '.join(experiment.metrics)}, paired by seed."
     )
@@ -583,9 +578,8 @@ def _parameters(measured: Measured, section: Section) -> None:
     section.picture(
         "parameters", Picture(title, caption, "parameters", "gain", series, log_y=False)
     )
-    if len(best) > 2:
-        gains = [row.difference.mean for _, row in sorted(best.items()) if row.difference]
-        order = _rank_correlation(list(range(len(gains))), gains)
+    if len(gains) > 2:
+        order = _rank_correlation(*zip(*gains))
         section.text(
             f"The best gain's rank correlation with the number of parameters is {order:+.2f}, over "
             f"{len(gains)} networks."

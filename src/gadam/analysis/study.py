@@ -329,11 +329,8 @@ def measure(
             began = time.perf_counter()
             try:
                 computed = unit.compute()
-            except (
-                ValueError,
-                RuntimeError,
-                OSError,
-            ) as error:  # the others may be measured all the same
+            except (ValueError, RuntimeError, OSError) as error:
+                # The others may be measured all the same.
                 notice(f"{unit.name} could not be measured: {error}")
                 values.setdefault(FAILED, []).append(unit.name)
                 continue
@@ -367,7 +364,8 @@ class _Study:
         if self.run.result and self.run.result["status"] == "diverged":
             notice("it diverged: there is nothing to measure")
             return []
-        if self.plan.kind == "ggn" and self.run.recipe.language is not None:
+        curved = "curvature" in parts or "density" in parts
+        if curved and self.plan.kind == "ggn" and self.run.recipe.language is not None:
             raise RunError("the Gauss-Newton matrix is of networks whose output is one tensor")
         found: list[_Unit] = []
         if wanted and len(points.kept) < 2:
