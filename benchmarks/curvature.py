@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gadam.analysis import Curvature, top
+from gadam.analysis import Curvature, top_eigenvalues
 from gadam.train import experiments, loop, record, task
 from gadam.train.recipe import override
 
@@ -62,11 +62,11 @@ def contenders(model: nn.Module, data: list[Any]) -> dict[str, dict[str, Callabl
         "gadam": {
             "gradient": gradient,
             "product": lambda: graphs @ vector,
-            "norm": lambda: float(top(kept(), tolerance=TOLERANCE).values[0]),
+            "norm": lambda: float(top_eigenvalues(kept(), tolerance=TOLERANCE).values[0]),
         },
         "gadam, no graphs kept": {
             "product": lambda: plain @ vector,
-            "norm": lambda: float(top(plain, tolerance=TOLERANCE).values[0]),
+            "norm": lambda: float(top_eigenvalues(plain, tolerance=TOLERANCE).values[0]),
         },
         "gadam, forward over reverse": {
             "product": lambda: Curvature(model, data, method="forward") @ vector
@@ -133,7 +133,7 @@ def main() -> None:
                 if what == "norm":
                     values[name].append(value)
     gradient = median(seconds["gadam"]["gradient"])
-    exact = float(top(Curvature(model, data), tolerance=1e-7).values[0])
+    exact = float(top_eigenvalues(Curvature(model, data), tolerance=1e-7).values[0])
     rows = {}
     for name, of in seconds.items():
         middle = {what: median(times) for what, times in of.items()}

@@ -42,7 +42,7 @@ def with_eigenvalues(values: Tensor, seed: int = 0) -> Full:
 )
 def test_the_largest_eigenvalues(values, count, by):
     matrix = with_eigenvalues(torch.tensor(values))
-    found = analysis.top(matrix, count, by=by, tolerance=1e-9)
+    found = analysis.top_eigenvalues(matrix, count, by=by, tolerance=1e-9)
     key = abs if by == "magnitude" else float
     expected = sorted(values, key=key, reverse=True)[:count]
     scale = max(map(abs, values))
@@ -57,13 +57,13 @@ def test_the_largest_eigenvalues(values, count, by):
 
 def test_errors_bound_what_is_off_and_products_are_counted():
     matrix = with_eigenvalues(torch.linspace(0, 1, 300) ** 3)
-    rough = analysis.top(matrix, 3, tolerance=0.0, products=12)
+    rough = analysis.top_eigenvalues(matrix, 3, tolerance=0.0, products=12)
     assert rough.products == matrix.products == 12
     true = torch.linalg.eigvalsh(matrix.matrix).flip(0)
     nearest = (rough.values[:, None] - true[None]).abs().min(1).values
     assert (nearest <= rough.errors + 1e-12).all()
     assert rough.errors.max() > 1e-3
-    fine = analysis.top(matrix, 3, tolerance=1e-8)
+    fine = analysis.top_eigenvalues(matrix, 3, tolerance=1e-8)
     torch.testing.assert_close(fine.values, true[:3], rtol=1e-7, atol=0)
 
 
@@ -71,7 +71,7 @@ def test_no_eigenvalue_comes_back_by_rounding():
     """Without reorthogonalisation the largest one would be found again and again."""
     values = torch.cat([torch.tensor([1e6, 1e3]), torch.linspace(0, 1, 198)])
     matrix = with_eigenvalues(values)
-    found = analysis.top(matrix, 6, tolerance=1e-10)
+    found = analysis.top_eigenvalues(matrix, 6, tolerance=1e-10)
     assert (found.values > 10).sum() == 2
     gram = found.vectors @ found.vectors.T
     torch.testing.assert_close(gram, torch.eye(6).double(), rtol=0, atol=1e-9)
@@ -80,7 +80,7 @@ def test_no_eigenvalue_comes_back_by_rounding():
 def test_the_density_has_the_moments():
     values = torch.cat([torch.linspace(0, 1, 180), torch.linspace(-3, 8, 20)]).double()
     matrix = with_eigenvalues(values)
-    found = analysis.density(matrix, probes=40, steps=30, seed=1)
+    found = analysis.spectral_density(matrix, probes=40, steps=30, seed=1)
     assert float(found.weights.sum()) == pytest.approx(1.0)
     for power in (1, 2, 3):
         expected = float((values**power).mean())
@@ -133,14 +133,14 @@ def test_of_a_network_all_agrees_with_its_full_hessian(batchnorm):
     matrix = full(model, batchnorm)
     true = torch.linalg.eigvalsh(matrix)
     order = true.abs().argsort(descending=True)[:3]
-    found = analysis.top(hessian, 3)
+    found = analysis.top_eigenvalues(hessian, 3)
     torch.testing.assert_close(found.values, true[order], rtol=1e-4, atol=1e-12)
     estimate = analysis.trace(hessian, probes=60)
     assert abs(estimate.value - float(true.sum())) < 4 * estimate.error
     norm = analysis.squared_norm(hessian, probes=60)
     assert abs(norm.value - float(true.square().sum())) < 4 * norm.error
     # The first moment of the density is Hutchinson's estimate, from the same probes.
-    spread = analysis.density(hessian, probes=1, steps=20)
+    spread = analysis.spectral_density(hessian, probes=1, steps=20)
     alone = analysis.trace(hessian, probes=2)
     first = torch.Generator().manual_seed(0)
     signs = (2 * torch.randint(0, 2, (len(true),), generator=first) - 1).double()
@@ -151,8 +151,8 @@ def test_of_a_network_all_agrees_with_its_full_hessian(batchnorm):
 @pytest.mark.parametrize(
     "call",
     [
-        lambda m: analysis.top(m, 0),
-        lambda m: analysis.density(m, probes=0),
+        lambda m: analysis.top_eigenvalues(m, 0),
+        lambda m: analysis.spectral_density(m, probes=0),
         lambda m: analysis.trace(m, probes=1),
         lambda m: analysis.trace(m, probes=5, method="hutch++"),
         lambda m: analysis.trace(m, method="x"),  # type: ignore[arg-type]

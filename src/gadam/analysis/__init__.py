@@ -8,11 +8,11 @@ from gadam.analysis.spectra import (
     Density,
     Eigen,
     Estimate,
-    density,
-    moments,
+    spectral_density,
     squared_norm,
-    top,
+    top_eigenvalues,
     trace,
+    trace_and_frobenius,
 )
 from gadam.analysis.weights import Distances, distances, effective_rate, effective_rates, norms
 
@@ -27,7 +27,6 @@ __all__ = [
     "Plane",
     "Score",
     "along_line",
-    "density",
     "distances",
     "diversity",
     "effective_rate",
@@ -35,10 +34,11 @@ __all__ = [
     "ensemble",
     "log_probabilities",
     "measure_noise",
-    "moments",
     "norms",
     "over_plane",
+    "spectral_density",
     "squared_norm",
-    "top",
+    "top_eigenvalues",
     "trace",
+    "trace_and_frobenius",
 ]

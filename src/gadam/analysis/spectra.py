@@ -17,11 +17,11 @@ __all__ = [
     "Eigen",
     "Estimate",
     "Matrix",
-    "density",
-    "moments",
+    "spectral_density",
     "squared_norm",
-    "top",
+    "top_eigenvalues",
     "trace",
+    "trace_and_frobenius",
 ]
 
 
@@ -143,7 +143,7 @@ class Eigen:
     products: int
 
 
-def top(
+def top_eigenvalues(
     matrix: Matrix,
     count: int = 1,
     *,
@@ -170,7 +170,7 @@ def top(
         ...     dimension = 100
         ...     def __matmul__(self, v):
         ...         return v * torch.arange(100)
-        >>> [round(float(v), 3) for v in top(Diagonal(), 2).values]
+        >>> [round(float(v), 3) for v in top_eigenvalues(Diagonal(), 2).values]
         [99.0, 98.0]
     """
     if not 1 <= count <= matrix.dimension:
@@ -216,7 +216,7 @@ class Density:
         return torch.exp(-(z**2) / 2) @ self.weights / (width * (2 * torch.pi) ** 0.5)
 
 
-def density(matrix: Matrix, *, probes: int = 4, steps: int = 50, seed: int = 0) -> Density:
+def spectral_density(matrix: Matrix, *, probes: int = 4, steps: int = 50, seed: int = 0) -> Density:
     """By stochastic Lanczos quadrature: each probe gives a Gauss quadrature of the density, as it sees it.
 
     Args:
@@ -273,7 +273,7 @@ def trace(
         return float(v.double() @ (matrix @ v).double())
 
     if method == "hutchinson":
-        return moments(matrix, probes=probes, seed=seed)[0]
+        return trace_and_frobenius(matrix, probes=probes, seed=seed)[0]
     if method != "hutch++":
         raise ValueError(f"method is hutchinson or hutch++, not {method!r}")
     third = probes // 3
@@ -293,7 +293,9 @@ def trace(
     return Estimate(exact + found.value, found.error)
 
 
-def moments(matrix: Matrix, *, probes: int = 30, seed: int = 0) -> tuple[Estimate, Estimate]:
+def trace_and_frobenius(
+    matrix: Matrix, *, probes: int = 30, seed: int = 0
+) -> tuple[Estimate, Estimate]:
     """Tr H and ‖H‖²_F from the same products: as :func:`trace` and :func:`squared_norm`, for the price of one."""
     if probes < 2:
         raise ValueError(f"there must be at least 2 probes, not {probes}")
@@ -309,4 +311,4 @@ def moments(matrix: Matrix, *, probes: int = 30, seed: int = 0) -> tuple[Estimat
 
 def squared_norm(matrix: Matrix, *, probes: int = 30, seed: int = 0) -> Estimate:
     """‖H‖²_F, Frobenius', from the mean of ‖Hv‖² over random probes."""
-    return moments(matrix, probes=probes, seed=seed)[1]
+    return trace_and_frobenius(matrix, probes=probes, seed=seed)[1]
