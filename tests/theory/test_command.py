@@ -11,7 +11,7 @@ import pytest
 
 import made
 from gadam.cli import main
-from gadam.theory.figures import FIGURES
+from gadam.report.theory_figures import FIGURES
 
 WANTED = {
     "shell",
