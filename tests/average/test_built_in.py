@@ -131,7 +131,7 @@ def test_collecting_in_inference_mode():
     params = parameters()
     optimizer = gadam.Gadam(params)
     with torch.inference_mode():
-        optimizer.average.collect()
+        optimizer.average.update()
     optimizer.average.begin()
     train(optimizer, params, 2)
     assert optimizer.average.count == 3
@@ -143,8 +143,8 @@ def test_averages_of_one_optimiser_do_not_get_into_each_others_way():
     one, other = (gadam.IterateAverage(sgd, gadam.Averaging(start=1)) for _ in range(2))
     train(sgd, params, 2)
     with one.applied():
-        with pytest.raises(RuntimeError, match="collect"):
-            other.collect()
+        with pytest.raises(RuntimeError, match="update"):
+            other.update()
         with pytest.raises(RuntimeError, match="does not nest"):
             with other.applied():
                 pass

@@ -66,7 +66,7 @@ def test_collect_takes_one_sample_and_does_not_switch_sampling_on():
     samples = []
     for epoch in range(3):
         samples.append(train(optimizer, params, 4, first=1 + 4 * epoch)[-1])
-        assert optimizer.average.collect()
+        assert optimizer.average.update()
     assert optimizer.average.count == 3
     assert optimizer.average.phase == "waiting"
     with optimizer.average.applied():
@@ -78,7 +78,7 @@ def test_every_none_leaves_sampling_to_collect():
     optimizer = gadam.Gadam(params, average=gadam.Averaging(start=2, every=None))
     train(optimizer, params, 5)
     assert (optimizer.average.phase, optimizer.average.count) == ("averaging", 0)
-    optimizer.average.collect()
+    optimizer.average.update()
     assert optimizer.average.count == 1
 
 
@@ -258,10 +258,10 @@ def test_stepping_nesting_and_collecting_inside_are_errors(row):
         with pytest.raises(RuntimeError, match="does not nest"):
             with optimizer.average.applied():
                 pass
-        with pytest.raises(RuntimeError, match=r"collect\(\) was called while"):
-            optimizer.average.collect()
+        with pytest.raises(RuntimeError, match=r"update\(\) was called while"):
+            optimizer.average.update()
         with pytest.raises(RuntimeError, match="does not nest"):
-            optimizer.average.adopt()
+            optimizer.average.copy_to()
     same([p.detach() for p in params], iterates[-1])
     assert optimizer.average.count == 3
 
@@ -301,7 +301,7 @@ def test_adopt_is_for_good():
     fit(model, optimizer, 4)
     with optimizer.average.applied(model, batchnorm=BATCHES):
         expected = snapshot(model)
-    optimizer.average.adopt(model, batchnorm=BATCHES)
+    optimizer.average.copy_to(model, batchnorm=BATCHES)
     same(snapshot(model), expected)
     fit(model, optimizer, 1)  # and training may go on from there
 
@@ -317,7 +317,7 @@ def test_adopt_that_fails_midway_changes_nothing():
         raise OSError("the disk is gone")
 
     with pytest.raises(OSError, match="the disk is gone"):
-        optimizer.average.adopt(model, batchnorm=broken())
+        optimizer.average.copy_to(model, batchnorm=broken())
     same(snapshot(model), before)
     fit(model, optimizer, 1)
 

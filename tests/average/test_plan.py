@@ -84,10 +84,10 @@ def test_samples_the_right_steps_with_the_right_weights(start, every, total, wei
 @given(st.floats(1e-6, 1 - 1e-6), st.integers(1, 10_000))
 def test_ema_weights_sum_to_one(decay, count):
     """The newest weight c_n and the kept share 1 - c_n reproduce ρ^(n-i) / Σρ^j."""
-    newest = gadam.EMA(decay).newest(count)
+    newest = gadam.EMA(decay).weight(count)
     total = count if decay == 1 else (1 - decay**count) / (1 - decay)
     assert newest == pytest.approx(1 / total, rel=1e-6)
-    assert gadam.EMA(decay).newest(1) == 1.0
+    assert gadam.EMA(decay).weight(1) == 1.0
 
 
 # --------------------------------------------------------------------------------------- triggers
@@ -161,7 +161,7 @@ def test_plateau_begins_stops_and_samples_from_the_next_step_on():
     assert average.phase == "finished"
     train(optimizer, params, 2, first=8)
     assert average.count == 4
-    assert not average.collect()
+    assert not average.update()
     assert average.count == 4
     assert average.observe(0.9)
 

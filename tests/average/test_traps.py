@@ -57,7 +57,7 @@ def test_an_average_kept_elsewhere_comes_back_there():
 def test_collecting_before_the_first_step_does_not_break_it():
     params = parameters()
     optimizer = gadam.Gadam(params)
-    optimizer.average.collect()
+    optimizer.average.update()
     optimizer.load_state_dict(optimizer.state_dict())
     train(optimizer, params, 2)
     assert optimizer.state[params[0]]["step"] == 2
@@ -156,7 +156,7 @@ def test_a_step_that_is_not_finite_does_not_enter(weighting):
         assert p[1].item() == (2.0 if isinstance(weighting, gadam.Mean) else 2.5)
     with torch.no_grad():
         p.fill_(float("nan"))
-    assert not average.collect()
+    assert not average.update()
     assert (average.count, average.skipped) == (3, 3)
 
 
@@ -246,7 +246,7 @@ def test_no_deepcopy_of_the_model():
     with optimizer.average.applied(model):
         pass
     optimizer.average.model_state_dict(model)
-    optimizer.average.adopt(model)
+    optimizer.average.copy_to(model)
 
 
 # 8. update_bn fails on dict batches and leaves momentum=None behind (see test_batchnorm too)
@@ -345,7 +345,7 @@ def test_an_average_that_was_not_restored_is_not_lost_in_silence(tmp_path):
     import torch.distributed.checkpoint as dcp
 
     model, optimizer = _trained(None)
-    optimizer.average.collect()
+    optimizer.average.update()
     dcp.save(get_optimizer_state_dict(model, optimizer), checkpoint_id=tmp_path, no_dist=True)
     for prepared in (False, True):
         fresh_model, fresh = _trained(None, steps=0)

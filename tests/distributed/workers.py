@@ -138,7 +138,7 @@ def fsdp_agrees_on_what_is_finite(rank: int, folder: Path) -> None:
     if rank == 1:
         with torch.no_grad():
             weight.to_local()[0, 0] = float("nan")  # type: ignore[attr-defined]
-    assert not optimizer.average.collect()
+    assert not optimizer.average.update()
     assert (optimizer.average.count, optimizer.average.skipped) == (2, 1)
 
 

@@ -23,5 +23,5 @@ def test_equals_the_reference_under_the_interpreter():
 
 
 def test_serves_nothing_on_the_cpu():
-    assert not accelerator.serves([torch.zeros(2)])
+    assert not accelerator.supports([torch.zeros(2)])
     assert "torch's fused Adam" in accelerator.describe()

@@ -357,7 +357,7 @@ def test_holding_back_gives_the_bits_of_sampling_at_once(weighting):
         lambda o, p: o.average.state_dict(),
         lambda o, p: o.average.model_state_dict(torch.nn.ParameterList(p)),
         lambda o, p: o.average.applied().__enter__(),
-        lambda o, p: o.average.collect(),
+        lambda o, p: o.average.update(),
     ],
 )
 def test_looking_takes_it_in(look):

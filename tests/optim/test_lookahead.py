@@ -83,7 +83,7 @@ def test_gadam_lh_leaves_plain_iterates_to_the_average(start):
         torch.testing.assert_close(params[0].detach(), mean, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("how", ["begin", "collect"])
+@pytest.mark.parametrize("how", ["begin", "update"])
 def test_gadam_lh_ends_when_averaging_is_begun_by_hand(how):
     expected = by_hand(lambda p: torch.optim.AdamW(p, 0.05), 9, 2, 0.5, until=6)
     params = parameters(torch.float64)

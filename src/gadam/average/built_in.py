@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from gadam._local import local, lowest
+from gadam._dtensor import local, all_reduce_min
 from gadam.average.iterate import IterateAverage, is_slot
 from gadam.average.progress import Progress
 
@@ -36,7 +36,7 @@ class BuiltInAverage(IterateAverage):
         self._versions: list[int] = []  # of the parameters, as the average last saw them
         self._unseen = 0
         self._may_hold_back = True
-        blank = self._blank_progress()
+        blank = self._initial_progress()
         self._seen = (blank, blank.pack())
         self.optimizer.param_groups[0][PROGRESS] = self._seen[1]
 
@@ -59,7 +59,7 @@ class BuiltInAverage(IterateAverage):
         # The kernel's word counts where it looked at all of the parameters, and last.
         looked = not any(p.grad is None for p in params) and not self._changed(by=1)
         word = None if finite is None or not looked else finite
-        agreed = lowest({None: 0, False: 1, True: 2}[word], params)
+        agreed = all_reduce_min({None: 0, False: 1, True: 2}[word], params)
         if agreed == 0:
             self._sample()
             return
@@ -81,7 +81,7 @@ class BuiltInAverage(IterateAverage):
         super()._before_step(*arguments)
         if self._folding:  # the last step failed on its way: take in what it had not come to
             done = set(self._folding)
-            weight = self.averaging.weighting.newest(self._progress.count + 1)
+            weight = self.averaging.weighting.weight(self._progress.count + 1)
             for p in self._averaged():
                 if p not in done:
                     average = local(self._state[p]["average"])
@@ -108,7 +108,7 @@ class BuiltInAverage(IterateAverage):
                 self.flush()
                 return None, 0.0
         self._folding += params
-        weight = self.averaging.weighting.newest(self._progress.count + 1)
+        weight = self.averaging.weighting.weight(self._progress.count + 1)
         return [self._state[p]["average"] for p in params], weight
 
     @torch._disable_dynamo

@@ -13,25 +13,25 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gadam._local import all_finite, any_nonzero, local, new_like
+from gadam._dtensor import all_finite, any_nonzero, local, new_like
 from gadam.average.plan import Averaging, Trigger
 from gadam.average.progress import Phase, Progress
 
 if TYPE_CHECKING:
     from gadam.average.batchnorm import Batches
 
-__all__ = ["IterateAverage", "is_rehearsal", "is_slot"]
+__all__ = ["IterateAverage", "is_dry_run", "is_slot"]
 
 
 class IterateAverage:
     """Averages the iterates of any torch optimiser. On SGD it is SWA; it is ``Gadam.average``.
 
     It listens to the optimiser's steps and keeps its own copy of the average: the optimiser and the
-    model are not changed, except inside :meth:`applied` and by :meth:`adopt`.
+    model are not changed, except inside :meth:`applied` and by :meth:`copy_to`.
 
     Args:
         optimizer: the optimiser whose iterates to average
-        averaging: the plan; None is ``Averaging()``, which waits for :meth:`begin` or :meth:`collect`
+        averaging: the plan; None is ``Averaging()``, which waits for :meth:`begin` or :meth:`update`
 
     Example:
         >>> import torch, gadam
@@ -67,15 +67,15 @@ class IterateAverage:
     # ---------------------------------------------------------------- where the state is kept
 
     def _open_store(self) -> None:
-        self._own_progress = self._blank_progress()
+        self._own_progress = self._initial_progress()
         self._own_state: defaultdict[Tensor, dict[str, Tensor]] = defaultdict(dict)
         # At once, not with the first step: a distributed checkpoint restores only what is there.
         if self.averaging.start is not None:
             self._allocate()
 
-    def _blank_progress(self) -> Progress:
+    def _initial_progress(self) -> Progress:
         trigger = self.averaging.start
-        return Progress(memory=trigger.blank if isinstance(trigger, Trigger) else ())
+        return Progress(memory=trigger.initial_state if isinstance(trigger, Trigger) else ())
 
     @property
     def _progress(self) -> Progress:
@@ -162,7 +162,7 @@ class IterateAverage:
     @torch._disable_dynamo
     def _after_step(self, *_: object) -> None:
         progress = self._progress
-        if progress.steps == 0 and is_rehearsal(self.optimizer):
+        if progress.steps == 0 and is_dry_run(self.optimizer):
             return
         step = progress.steps + 1
         phase, begun = progress.phase, progress.begun
@@ -197,7 +197,7 @@ class IterateAverage:
         count = progress.count + 1
         slots = self._slots()
         name = slots[(count - 1) % len(slots)]
-        weight = self.averaging.weighting.newest(count)
+        weight = self.averaging.weighting.weight(count)
         averages, samples = [], []
         for p in params:
             average, sample = local(self._state[p][name]), local(p).detach()
@@ -260,10 +260,10 @@ class IterateAverage:
                 progress,
                 phase="averaging",
                 begun=progress.steps + 1,
-                memory=self._blank_progress().memory,
+                memory=self._initial_progress().memory,
             )
 
-    def collect(self) -> bool:
+    def update(self) -> bool:
         """Sample the weights as they are now, for loops that average once an epoch.
 
         It neither waits for the plan's start nor switches automatic sampling on. Returns whether the sample entered: one that is not
@@ -272,7 +272,7 @@ class IterateAverage:
         """
         if self._applied is not None:
             raise RuntimeError(
-                "collect() was called while the averaged weights are applied: they are no iterate"
+                "update() was called while the averaged weights are applied: they are no iterate"
             )
         if self.phase == "finished":
             return False
@@ -290,7 +290,7 @@ class IterateAverage:
         trigger = self.averaging.start
         if isinstance(trigger, Trigger) and progress.phase != "finished":
             averaging = progress.phase == "averaging"
-            memory, verdict = trigger.judge(progress.memory, float(metric), averaging)
+            memory, verdict = trigger.update(progress.memory, float(metric), averaging)
             self._progress = replace(progress, memory=memory)
             if verdict == "begin":
                 self.begin()
@@ -322,7 +322,7 @@ class IterateAverage:
         with self._swapped(model, batchnorm):
             yield
 
-    def adopt(self, model: nn.Module | None = None, batchnorm: Batches | None = None) -> None:
+    def copy_to(self, model: nn.Module | None = None, batchnorm: Batches | None = None) -> None:
         """Make the averaged weights (and refreshed BatchNorm statistics) the model's own, for good.
 
         The arguments are those of :meth:`applied`. If the refresh fails, nothing has changed.
@@ -447,7 +447,7 @@ class IterateAverage:
 
     def _fit(self, progress: Progress) -> Progress:
         """The saved progress under the present plan, whose trigger may be a new one, or none."""
-        blank = self._blank_progress().memory
+        blank = self._initial_progress().memory
         if not progress.memory or not blank:
             return replace(progress, memory=blank)
         if len(progress.memory) != len(blank):
@@ -542,7 +542,7 @@ def is_slot(name: object) -> bool:
     return str(name).partition("_")[0] == "average"
 
 
-def is_rehearsal(optimizer: Optimizer) -> bool:
+def is_dry_run(optimizer: Optimizer) -> bool:
     """Whether this was no step of training: lr = 0 and zero gradients.
 
     It is how torch.distributed.checkpoint makes an optimiser create its state.

@@ -24,7 +24,7 @@ class Mean:
 
     copies: ClassVar[int] = 1  # of the weights that are kept
 
-    def newest(self, count: int) -> float:
+    def weight(self, count: int) -> float:
         """The weight of the newest of ``count`` samples; the rest keep their proportions."""
         return 1 / count
 
@@ -46,7 +46,7 @@ class EMA:
         if not 0.0 < self.decay < 1.0:
             raise ValueError(f"Invalid decay: {self.decay} (it must lie in (0, 1))")
 
-    def newest(self, count: int) -> float:
+    def weight(self, count: int) -> float:
         # (1 - ρ) / (1 - ρ^n), without the cancellation as ρ → 1
         log_decay = math.log(self.decay)
         return math.expm1(log_decay) / math.expm1(count * log_decay)
@@ -66,7 +66,7 @@ class Window:
     def copies(self) -> int:
         return self.size
 
-    def newest(self, count: int) -> float:
+    def weight(self, count: int) -> float:
         return 1.0  # in a copy of its own
 
 
@@ -101,18 +101,18 @@ class Plateau:
         _check_mode(self.mode)
 
     @property
-    def blank(self) -> Memory:
+    def initial_state(self) -> Memory:
         """What it remembers before any observation: the best, and observations since."""
         return (_worst(self.mode), 0.0)
 
-    def judge(self, memory: Memory, metric: float, averaging: bool) -> tuple[Memory, Verdict]:
+    def update(self, memory: Memory, metric: float, averaging: bool) -> tuple[Memory, Verdict]:
         """Take in one more observation; gives what to remember, and what to do."""
         best, waited = memory
         if _better(metric, best, self.mode):
             return (metric, 0.0), None
         if waited + 1 < self.patience:
             return (best, waited + 1), None
-        return self.blank, "finish" if averaging else "begin"
+        return self.initial_state, "finish" if averaging else "begin"
 
 
 @dataclass(frozen=True)
@@ -136,19 +136,19 @@ class NonMonotone:
         _check_mode(self.mode)
 
     @property
-    def blank(self) -> Memory:
+    def initial_state(self) -> Memory:
         """What it remembers before any observation: the best of all but the last ``interval``
         observations, and those.
         """
         return (_worst(self.mode),) * (1 + self.interval)
 
-    def judge(self, memory: Memory, metric: float, averaging: bool) -> tuple[Memory, Verdict]:
+    def update(self, memory: Memory, metric: float, averaging: bool) -> tuple[Memory, Verdict]:
         """Take in one more observation; gives what to remember, and what to do."""
         best, oldest, *newer = memory
         if averaging:
-            return self.blank, None
+            return self.initial_state, None
         if _better(best, metric, self.mode):
-            return self.blank, "begin"
+            return self.initial_state, "begin"
         return (oldest if _better(oldest, best, self.mode) else best, *newer, metric), None
 
 
@@ -179,7 +179,7 @@ class Averaging:
         start: the first step whose iterate is sampled, steps counting 1, 2, … (0 means 1: the
             initial weights never enter); or a trigger (:class:`Plateau`, :class:`NonMonotone`) that
             finds it from the metrics given to ``observe()``; None leaves it to ``begin()``
-        every: sample each ``every``-th step from there on; None leaves sampling to ``collect()``, which
+        every: sample each ``every``-th step from there on; None leaves sampling to ``update()``, which
             samples whenever it is called, before the start too
         weighting: :class:`Mean` (default), :class:`EMA` or :class:`Window`
         dtype: of the average; None is float32 for half-precision weights, the weights' own otherwise.

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["describe", "serves", "step"]
+__all__ = ["describe", "supports", "step"]
 
 _DEVICES = ("cuda", "xpu")
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -38,7 +38,7 @@ def describe() -> str:
     return f"{own}; a Triton kernel for the rest"
 
 
-def serves(params: list[Tensor]) -> bool:
+def supports(params: list[Tensor]) -> bool:
     """Whether the kernel knows these tensors' place and type."""
     return _triton() is not None and all(
         p.device.type in _DEVICES and p.dtype in _TYPES for p in params

@@ -22,13 +22,13 @@ from torch import Tensor
 from torch._C._dynamo.guards import TensorGuards
 
 __all__ = [
-    "Kept",
+    "CachedLaunch",
     "Prepared",
     "counts_steps",
     "describe",
     "is_available",
     "laid_out_alike",
-    "serves",
+    "supports",
 ]
 
 _TYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
@@ -88,7 +88,7 @@ def describe() -> str:
     return _library()[1]
 
 
-def serves(params: list[Tensor]) -> bool:
+def supports(params: list[Tensor]) -> bool:
     """Whether the kernel knows these tensors' place and type."""
     return is_available() and all(p.is_cpu and p.dtype in _TYPES and _is_plain(p) for p in params)
 
@@ -222,7 +222,7 @@ class Prepared:
         return not job.not_finite
 
 
-class Kept(Prepared):
+class CachedLaunch(Prepared):
     """What one step has found out, kept for the next.
 
     For many small tensors finding and checking the addresses takes longer than the step. So they are
@@ -249,7 +249,7 @@ class Kept(Prepared):
         # still the same, so is its size.
         self._alive = [state[name].detach() for state in states for name in names]
 
-    def still_holds(
+    def is_valid(
         self,
         params: list[Tensor],
         grads: list[Tensor | None],

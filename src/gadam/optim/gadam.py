@@ -98,7 +98,7 @@ class Gadam(_Averaged):
     Args:
         params, lr, betas, eps, weight_decay, amsgrad: as of :class:`torch.optim.AdamW`
         average: which iterates to average; None waits for ``average.begin()`` or
-            ``average.collect()``
+            ``average.update()``
         decoupled_weight_decay: False gives Adam's L2 penalty, which language models want
         form, maximize, foreach, fused, capturable, differentiable: as of :class:`gadam.Padam`
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gadam._local import local
-from gadam.average.iterate import IterateAverage, is_rehearsal
+from gadam._dtensor import local
+from gadam.average.iterate import IterateAverage, is_dry_run
 
 __all__ = ["Lookahead"]
 
@@ -144,7 +144,7 @@ class Lookahead(Optimizer):
         steps = first.setdefault("lookahead_steps", 0)
         found_inf = getattr(self.optimizer, "found_inf", None)
         if (found_inf is not None and bool(found_inf)) or (
-            steps == 0 and is_rehearsal(self.optimizer)
+            steps == 0 and is_dry_run(self.optimizer)
         ):
             return
         first["lookahead_steps"] = steps + 1

@@ -16,7 +16,7 @@ from torch.optim.optimizer import (
     _use_grad_for_differentiable,
 )
 
-from gadam.optim.cpu import Kept, counts_steps, laid_out_alike
+from gadam.optim.cpu import CachedLaunch, counts_steps, laid_out_alike
 from gadam.optim.update import FORMS, Form, check_tensor_arguments, padam
 
 __all__ = ["Padam", "PadamW"]
@@ -132,7 +132,7 @@ class Padam(Optimizer):
                 "differentiable": differentiable,
             },
         )
-        self._kept: dict[int, Kept] = {}  # by the group's id
+        self._cached: dict[int, CachedLaunch] = {}  # by the group's id
         if fused:
             if differentiable:
                 raise RuntimeError("`fused` does not support `differentiable`")
@@ -157,7 +157,7 @@ class Padam(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._kept = {}
+        self._cached = {}
         for group in self.param_groups:
             # A checkpoint of an older version, or of torch's Adam(W), has no notion of these.
             for name in ("partial", "decoupled_weight_decay", "form"):
@@ -324,35 +324,35 @@ class Padam(Optimizer):
             and laid_out_alike(p, (grad, *(state[name] for name in names[:-1])))
             for p, grad, state in zip(params, grads, states)
         ):
-            self._kept[id(group)] = Kept(list(params), states, names, grads)
+            self._cached[id(group)] = CachedLaunch(list(params), states, names, grads)
 
     def _step_kept(self, group: dict[str, Any]) -> bool | None:
         """Step a group whose addresses are at hand; None where that cannot be."""
         if torch.compiler.is_compiling():
             return None
-        kept = self._kept.get(id(group))
+        cached = self._cached.get(id(group))
         if (
-            kept is None
+            cached is None
             or group["foreach"] is not None
             or group["fused"] is False
             or group["capturable"]
             or group["differentiable"]
             or getattr(self, "found_inf", None) is not None
             or getattr(self, "grad_scale", None) is not None
-            or len(kept.names) != (4 if group["amsgrad"] else 3)
+            or len(cached.names) != (4 if group["amsgrad"] else 3)
             or isinstance(group["betas"][0], Tensor)
             or not 0.0 <= group["partial"] <= 0.5
         ):
             return None
         params = group["params"]
         grads = [p.grad for p in params]
-        if not kept.still_holds(params, grads, self.state):
-            del self._kept[id(group)]
+        if not cached.is_valid(params, grads, self.state):
+            del self._cached[id(group)]
             return None
         averages, fold_weight = self._to_fold(params)
-        if averages is not None and not kept.fit_averages(averages):
+        if averages is not None and not cached.fit_averages(averages):
             return None
-        return kept.step(
+        return cached.step(
             grads,
             averages,
             fold_weight=fold_weight,

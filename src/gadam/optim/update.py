@@ -25,7 +25,7 @@ from torch.optim.optimizer import (
     _view_as_real,
 )
 
-from gadam._local import local
+from gadam._dtensor import local
 from gadam.optim import cpu
 
 __all__ = ["FORMS", "Form", "check_tensor_arguments", "padam"]
@@ -284,7 +284,7 @@ def _fused_padam(
     their parameters first, and a parameter with gaps goes to the reference.
     """
     lists = [params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps]
-    by_kernel = cpu.serves(params) and 0.0 <= kwargs["partial"] <= 0.5
+    by_kernel = cpu.supports(params) and 0.0 <= kwargs["partial"] <= 0.5
     aligned = [
         grad
         if grad.stride() == p.stride() or grad.shape != p.shape
@@ -362,7 +362,7 @@ def _fused_elsewhere(lists: list[list[Tensor]], **kwargs: Any) -> None:
         torch_adam: Callable[..., None] = adam
         options = {k: v for k, v in kwargs.items() if k not in ("partial", "form")}
         torch_adam(*lists, fused=True, foreach=False, **options)
-    elif accelerator.serves(lists[0]):
+    elif accelerator.supports(lists[0]):
         options = {k: v for k, v in kwargs.items() if k not in _NOT_THE_KERNELS}
         params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps = lists
         accelerator.step(
@@ -445,7 +445,7 @@ def padam(
         fused = (
             not (capturable or differentiable or torch.compiler.is_compiling())
             and not isinstance(beta1, Tensor)
-            and cpu.serves(params)
+            and cpu.supports(params)
             and not any(p.dtype == torch.float64 for p in params)
         )
         if not fused:

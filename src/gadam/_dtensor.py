@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["all_finite", "any_nonzero", "local", "lowest", "new_like"]
+__all__ = ["all_finite", "any_nonzero", "local", "all_reduce_min", "new_like"]
 
 
 def _is_dtensor(tensor: Any) -> bool:
@@ -44,8 +44,8 @@ def new_like(tensor: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
     return DTensor(zeros, spec, requires_grad=False)
 
 
-def lowest(answer: float, tensors: Iterable[Any]) -> float:
-    """The lowest answer of the processes that share these tensors. Every one of them must call it."""
+def all_reduce_min(answer: float, tensors: Iterable[Any]) -> float:
+    """The all_reduce_min answer of the processes that share these tensors. Every one of them must call it."""
     return _agree(answer, list(tensors), min)
 
 
