@@ -147,7 +147,7 @@ def _train(
                 progress(epoch + (step + 1) / steps, None)
         done = epoch + 1
         if average is not None and _due_after(recipe.average, done, average.phase):
-            average.collect()
+            average.update()
         clock.lap("train")
 
         line: dict[str, Any] = {
