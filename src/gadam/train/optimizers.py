@@ -27,7 +27,7 @@ class AveragedPoint(Protocol):
     @property
     def phase(self) -> str: ...
 
-    def collect(self) -> bool: ...
+    def update(self) -> bool: ...
 
     def applied(self, model: nn.Module, batchnorm: Batches | None = None) -> Any: ...
 
@@ -179,7 +179,7 @@ class _ScheduleFreePoint:
     def __init__(self, optimizer: Any) -> None:
         self.optimizer = optimizer
 
-    def collect(self) -> bool:
+    def update(self) -> bool:
         return False  # it is in every step
 
     @contextmanager
