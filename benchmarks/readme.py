@@ -151,7 +151,7 @@ def errata() -> str:
     from gadam.theory import ERRATA
 
     lines = ["| where | what is printed | what holds |", "|---|---|---|"]
-    lines += [f"| {e.where} | {e.printed_as} | {e.right} |" for e in ERRATA.values()]
+    lines += [f"| {e.where} | {e.printed_as} | {e.correction} |" for e in ERRATA.values()]
     return "\n".join(lines)
 
 

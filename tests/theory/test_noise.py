@@ -119,13 +119,13 @@ def test_the_features_error_is_what_is_stated(structured):
         for seed in range(200):
             noise = FourierNoise(kernel, dimension, features, seed=seed, structured=structured)
             # Exactly, given the frequencies: amplitudes averaged over.
-            phases = noise._frequencies.forward(a - b) / kernel.length
+            angles = noise._frequencies.forward(a - b) / kernel.length_scale
             norms = (
                 sum(noise._frequencies.forward(unit) ** 2 for unit in np.eye(dimension))
-                / kernel.length**2
+                / kernel.length_scale**2
             )
             traces.append(
-                kernel.noise * kernel.length**2 * np.mean(norms * np.cos(phases)) / dimension
+                kernel.noise * kernel.length_scale**2 * np.mean(norms * np.cos(angles)) / dimension
             )
         expected = kernel.trace(np.array(scale**2), dimension) / dimension
         error = np.std(traces, ddof=1)
@@ -164,7 +164,7 @@ def test_the_lemma_is_the_covariance_of_the_sum():
 
 
 def test_too_many_exact_draws_are_refused(monkeypatch):
-    monkeypatch.setattr(ExactNoise, "LARGEST", 5)
+    monkeypatch.setattr(ExactNoise, "MAX_VALUES", 5)
     noise = ExactNoise(Absolute(), seed=0)
     noise(np.zeros(3))
     with pytest.raises(ValueError, match="use FourierNoise"):

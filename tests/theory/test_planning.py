@@ -8,14 +8,14 @@ import torch
 
 import gadam
 from gadam import theory
-from gadam.theory import Phase, Quadratic, Spectrum
+from gadam.theory import Segment, Quadratic, Spectrum
 
 MODEL = Quadratic(Spectrum([1.0, 0.01], counts=[10, 1000]), noise=1.0, start=20.0)
 
 
 def test_no_other_start_is_better():
     advice = theory.plan(MODEL, rate=0.5, steps=5000)
-    run = Phase(5000, 0.5)
+    run = Segment(5000, 0.5)
     losses = [theory.average(MODEL, run, first).loss for first in range(1, 5001, 7)]
     assert advice.average_loss <= min(losses) * (1 + 1e-3)
     assert advice.average_loss == pytest.approx(
@@ -27,7 +27,7 @@ def test_no_other_start_is_better():
 
 
 def test_the_stride_costs_what_it_may():
-    run = Phase(5000, 0.5)
+    run = Segment(5000, 0.5)
     for slack in (0.01, 0.2):
         advice = theory.plan(MODEL, 0.5, 5000, slack=slack)
         loss = theory.average(MODEL, run, advice.first, advice.every).loss
@@ -41,7 +41,7 @@ def test_a_simulated_run_gains_what_was_said():
     advice = theory.plan(model, rate=0.3, steps=2000, batch_size=4.0)
     run = theory.simulate(
         model,
-        Phase(2000, 0.3, 4.0),
+        Segment(2000, 0.3, 4.0),
         replicas=40,
         first=advice.first,
         every=advice.every,
@@ -78,7 +78,7 @@ def test_the_quadratic_of_measurements_has_them():
     assert spectrum.eigenvalues.max() == pytest.approx(10.0)
     assert spectrum.counts @ spectrum.eigenvalues == pytest.approx(80.0, rel=0.01)
     assert model.noise * 5000 == pytest.approx(20.0)
-    assert theory.last_iterate(model, Phase(0, 0.1)).loss == pytest.approx(2.0)
+    assert theory.last_iterate(model, Segment(0, 0.1)).loss == pytest.approx(2.0)
     given = theory.from_measurements(
         parameters=10, noise_trace=1.0, spectrum=Spectrum([1.0], [10]), excess_loss=5.0
     )
@@ -105,7 +105,7 @@ def test_the_quadratic_of_measurements_has_them():
 
 def curve(model: Quadratic, rate: float, steps: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     at = np.arange(20, steps + 1, 20)
-    run = theory.simulate(model, Phase(steps, rate), record=at.tolist(), seed=seed)
+    run = theory.simulate(model, Segment(steps, rate), record=at.tolist(), seed=seed)
     return at, run.loss["last"][:, 0]
 
 
@@ -117,7 +117,7 @@ def test_a_curve_tells_when_it_has_settled_and_a_bound_of_the_gain():
     advice = theory.from_curve(t, losses)
     expected = -1 / (2 * np.log(1 - rate * 0.2))
     assert advice.time_constant == pytest.approx(expected, rel=0.15)
-    settled = theory.last_iterate(model, Phase(6000, rate)).loss
+    settled = theory.last_iterate(model, Segment(6000, rate)).loss
     assert advice.settled_loss == pytest.approx(settled, rel=0.1)
     assert 2 * expected < advice.first < 1000
     assert 0 < advice.noise_cost < settled
@@ -132,7 +132,7 @@ def test_the_indication_supposes_that_iterates_scatter_around_the_minimum():
     model = Quadratic(Spectrum([0.2], [50]), noise=1.0, start=5.0, minimum=5.0, weight_decay=1.0)
     t, losses = curve(model, 0.05, 6000, seed=3)
     indicated = theory.from_curve(t, losses).noise_cost
-    run = Phase(6000, 0.05)
+    run = Segment(6000, 0.05)
     true = theory.last_iterate(model, run).loss - theory.average(model, run, 3000).loss
     assert indicated > true
 

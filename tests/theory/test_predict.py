@@ -11,21 +11,21 @@ from hypothesis import strategies as st
 from scipy import special, stats
 
 from gadam import theory
-from gadam.theory import Phase, Quadratic, Spectrum
+from gadam.theory import Segment, Quadratic, Spectrum
 
 RATE = st.floats(0.01, 1.5)
-PHASES = st.lists(
-    st.builds(Phase, st.integers(1, 12), RATE, st.floats(0.5, 20)), min_size=1, max_size=3
+SEGMENTS = st.lists(
+    st.builds(Segment, st.integers(1, 12), RATE, st.floats(0.5, 20)), min_size=1, max_size=3
 )
 
 
-def by_hand(model: Quadratic, phases: list[Phase], weights: np.ndarray):
+def by_hand(model: Quadratic, segments: list[Segment], weights: np.ndarray):
     """Mean and covariance of all iterates, written out; then of Σ weights·w_t."""
-    steps = [(p.rate, p.batch_size) for p in phases for _ in range(p.steps)]
+    steps = [(p.rate, p.batch_size) for p in segments for _ in range(p.steps)]
     n = len(steps)
     means, variances = [], []
     for k, lam in enumerate(model.spectrum.eigenvalues):
-        h, pull = model.gain[k], model.contraction[k]
+        h, pull = model.gradient_scale[k], model.contraction[k]
         reach = np.zeros((n + 1, n))
         mean = np.zeros(n + 1)
         mean[0] = model.start[k]
@@ -41,14 +41,14 @@ def by_hand(model: Quadratic, phases: list[Phase], weights: np.ndarray):
 
 
 @given(
-    PHASES,
+    SEGMENTS,
     st.integers(1, 20),
     st.integers(1, 6),
     st.floats(0.1, 0.99),
     st.floats(0, 0.5),
     st.booleans(),
 )
-def test_every_point_is_the_recursion_written_out(phases, first, every, decay, gamma, adaptive):
+def test_every_point_is_the_recursion_written_out(segments, first, every, decay, gamma, adaptive):
     model = Quadratic(
         Spectrum([0.0, 0.3, 1.0], [1, 2, 3]),
         noise=0.7,
@@ -57,26 +57,26 @@ def test_every_point_is_the_recursion_written_out(phases, first, every, decay, g
         weight_decay=gamma,
         preconditioner=[0.5, 0.7, 1.3] if adaptive else None,
     )
-    total = sum(p.steps for p in phases)
+    total = sum(p.steps for p in segments)
     sampled = list(range(first, total + 1, every))
     last = np.zeros(total + 1)
     last[-1] = 1.0
-    expected = {"last": (theory.last_iterate(model, phases), last)}
+    expected = {"last": (theory.last_iterate(model, segments), last)}
     if sampled:
         mean, moving = np.zeros(total + 1), np.zeros(total + 1)
         mean[sampled] = 1 / len(sampled)
         for i, t in enumerate(reversed(sampled)):
             moving[t] = decay**i
-        expected["average"] = (theory.average(model, phases, first, every), mean)
+        expected["average"] = (theory.average(model, segments, first, every), mean)
         expected["ema"] = (
-            theory.ema(model, phases, decay, first, every),
+            theory.ema(model, segments, decay, first, every),
             moving / moving.sum(),
         )
     else:
         with pytest.raises(ValueError, match="no step is sampled"):
-            theory.average(model, phases, first, every)
+            theory.average(model, segments, first, every)
     for found, weights in expected.values():
-        means, variances = by_hand(model, phases, weights)
+        means, variances = by_hand(model, segments, weights)
         np.testing.assert_allclose(found.mean, means, rtol=1e-8, atol=1e-10)
         np.testing.assert_allclose(found.variance, variances, rtol=1e-8, atol=1e-12)
 
@@ -85,22 +85,22 @@ def test_every_point_is_the_recursion_written_out(phases, first, every, decay, g
 def test_the_closed_forms_agree_with_the_machinery(rate, lam, steps, every):
     assume(0.02 < rate * lam < 0.95)
     model = Quadratic(Spectrum([lam]), noise=1.3, start=0.0)
-    run = Phase(steps, rate)
+    run = Segment(steps, rate)
     last = theory.last_iterate(model, run).variance[0]
     assert theory.last_variance(rate, lam, 1.3, steps) == pytest.approx(last, rel=1e-6)
     average = theory.average(model, run, every, every).variance[0]
     assert theory.average_variance(rate, lam, 1.3, steps, every) == pytest.approx(average, rel=1e-5)
-    long = Phase(20_000, rate)
+    long = Segment(20_000, rate)
     settled = theory.ema(model, long, 0.9).variance[0]
     assert theory.ema_variance(rate, lam, 1.3, 0.9) == pytest.approx(settled, rel=1e-8)
     moved = Quadratic(Spectrum([lam]), noise=1.3, start=2.0)
     mean = theory.average(moved, run).mean[0]
     assert 2 * theory.average_mean(rate, lam, steps) == pytest.approx(mean, rel=1e-7)
     assert 2 * theory.average_mean(rate, lam, 10**6, leading=True) == pytest.approx(
-        theory.average(moved, Phase(10**6, rate)).mean[0], rel=1e-6
+        theory.average(moved, Segment(10**6, rate)).mean[0], rel=1e-6
     )
     leading = theory.average_variance(rate, lam, 1.3, 10**7, every, leading=True)
-    exact = theory.average(model, Phase(10**7, rate), every, every).variance[0]
+    exact = theory.average(model, Segment(10**7, rate), every, every).variance[0]
     assert leading == pytest.approx(exact, rel=1e-3)
 
 
@@ -109,17 +109,17 @@ def test_no_digits_are_lost_in_flat_directions():
     model = Quadratic(Spectrum([1e-12]), noise=1.0, start=0.0)
     n, rate = 1000, 0.1
     expected = rate**2 * (n + 1) * (2 * n + 1) / (6 * n)
-    assert theory.average(model, Phase(n, rate)).variance[0] == pytest.approx(expected, rel=1e-9)
+    assert theory.average(model, Segment(n, rate)).variance[0] == pytest.approx(expected, rel=1e-9)
     assert theory.average_variance(rate, 1e-12, 1.0, n) != pytest.approx(expected, rel=1e-2)
 
 
 def test_the_numbers_that_were_checked_by_simulation():
     one = Quadratic(Spectrum([2.0]), noise=1.0, start=0.0)
-    assert theory.average(one, Phase(4000, 0.05)).variance[0] * 4000 == pytest.approx(
+    assert theory.average(one, Segment(4000, 0.05)).variance[0] * 4000 == pytest.approx(
         0.25, abs=2e-3
     )
     two = Quadratic(Spectrum([1.0]), noise=1.0, start=0.0)
-    assert theory.average(two, Phase(200, 0.01), 10, 10).variance[0] == pytest.approx(
+    assert theory.average(two, Segment(200, 0.01), 10, 10).variance[0] == pytest.approx(
         0.002009, abs=1e-6
     )
     assert theory.ema_variance(0.05, 2.0, 1.0, 0.9) == pytest.approx(0.00660, abs=1e-5)
@@ -128,8 +128,8 @@ def test_the_numbers_that_were_checked_by_simulation():
 def test_noise_may_differ_between_directions():
     model = Quadratic(Spectrum([1.0, 1.0]), noise=[1.0, 4.0], start=0.0)
     for moments in (
-        theory.last_iterate(model, Phase(30, 0.2)),
-        theory.average(model, Phase(30, 0.2)),
+        theory.last_iterate(model, Segment(30, 0.2)),
+        theory.average(model, Segment(30, 0.2)),
     ):
         assert moments.variance[1] == pytest.approx(4 * moments.variance[0])
 
@@ -143,9 +143,9 @@ def test_distances_between_iterates(steps, later, rate):
     weights = np.zeros(total + 1)
     weights[total] += 1.0
     weights[steps] -= 1.0
-    mean, variance = by_hand(model, [Phase(total, rate)], weights)
+    mean, variance = by_hand(model, [Segment(total, rate)], weights)
     expected = model.spectrum.counts @ (mean**2 + variance)
-    found = theory.distance_squared(model, Phase(steps, rate), later)
+    found = theory.squared_separation(model, Segment(steps, rate), later)
     assert found == pytest.approx(expected, rel=1e-8, abs=1e-12)
 
 
@@ -173,7 +173,7 @@ def test_concentration_holds_and_does_not_depend_on_the_dimension():
     random = np.random.default_rng(0)
     for dimension in (10, 1000):
         moments = theory.last_iterate(
-            Quadratic(Spectrum([1.0], [dimension]), noise=1.0), Phase(50, 0.2)
+            Quadratic(Spectrum([1.0], [dimension]), noise=1.0), Segment(50, 0.2)
         )
         spread = np.sqrt(moments.variance[0])
         draws = moments.mean[0] + spread * random.standard_normal((20_000, dimension))
@@ -216,14 +216,14 @@ def test_iterates_are_as_far_apart_as_the_lemma_says():
 @given(st.floats(0.01, 0.5), st.integers(10, 2000), st.floats(0, 3))
 def test_the_average_is_within_the_regret_bound(rate, steps, noise):
     model = Quadratic(Spectrum([1.0, 0.1, 0.01]), noise=noise, start=[1.0, 2.0, 3.0])
-    average = theory.average(model, Phase(steps, rate), first=1)
+    average = theory.average(model, Segment(steps, rate), first=1)
     bound = theory.regret_bound(14.0, rate, steps, noise * 3, smoothness=1.0)
     assert average.loss <= bound
 
 
 def test_the_regret_bound_is_refused_where_it_does_not_hold():
     model = Quadratic(Spectrum([1.0]), noise=0.0, start=1.0)
-    assert theory.average(model, Phase(1, 1.9)).loss > 1 / (2 * 1.9)  # what it would say
+    assert theory.average(model, Segment(1, 1.9)).loss > 1 / (2 * 1.9)  # what it would say
     for rate in (1.9, 0.0):
         with pytest.raises(ValueError, match="up to 1/β = 1"):
             theory.regret_bound(1.0, rate, 1, 0.0, smoothness=1.0)
@@ -240,9 +240,9 @@ def test_the_best_rate_makes_the_bound_small():
 
 def test_drops_and_larger_batches_end_where_they_should():
     model = Quadratic(Spectrum([1.0]), noise=1.0, start=1.0)
-    for phase in (Phase(5000, 0.01), Phase(5000, 0.1, 10.0)):
-        end = theory.last_iterate(model, [Phase(100, 0.1), phase]).variance[0]
-        settled = theory.last_variance(phase.rate, 1.0, 1.0 / phase.batch_size)
+    for segment in (Segment(5000, 0.01), Segment(5000, 0.1, 10.0)):
+        end = theory.last_iterate(model, [Segment(100, 0.1), segment]).variance[0]
+        settled = theory.last_variance(segment.rate, 1.0, 1.0 / segment.batch_size)
         assert end == pytest.approx(settled, rel=1e-9)
 
 
@@ -251,35 +251,35 @@ def test_where_weight_decay_and_preconditioning_let_it_settle():
     model = Quadratic(
         Spectrum(lam), minimum=[3.0, -1.0], weight_decay=gamma, preconditioner=lam + eps
     )
-    end = theory.last_iterate(model, Phase(10_000, 0.1))
+    end = theory.last_iterate(model, Segment(10_000, 0.1))
     h = 1 / (lam + eps)
     np.testing.assert_allclose(end.mean, lam * h * [3.0, -1.0] / (gamma + lam * h))
     q = 1 - 0.1 * (gamma + lam * h)
     np.testing.assert_allclose(end.variance, (0.1 * h) ** 2 / (1 - q**2))
     # With the noise truly preconditioned, n·Var of the average goes to s²/λ² again.
     perfect = Quadratic(Spectrum(lam), start=0.0, preconditioner=lam)
-    average = theory.average(perfect, Phase(10**6, 0.1))
+    average = theory.average(perfect, Segment(10**6, 0.1))
     np.testing.assert_allclose(1e6 * average.variance, 1 / lam**2, rtol=1e-3)
 
 
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: Phase(-1, 0.1), "neither they nor rate negative"),
-        (lambda: Phase(1, 0.1, 0), "batch size must be positive"),
+        (lambda: Segment(-1, 0.1), "neither they nor rate negative"),
+        (lambda: Segment(1, 0.1, 0), "batch size must be positive"),
         (lambda: Quadratic(Spectrum([1.0]), noise=-1), "must not be negative"),
         (lambda: Quadratic(Spectrum([1.0]), preconditioner=0.0), "must be positive"),
-        (lambda: theory.last_iterate(Quadratic(Spectrum([1.0])), []), "at least one phase"),
-        (lambda: theory.average(Quadratic(Spectrum([1.0])), Phase(5, 0.1), 0), "at least 1"),
-        (lambda: theory.ema(Quadratic(Spectrum([1.0])), Phase(5, 0.1), 0.5, 1, -1), "at least 1"),
+        (lambda: theory.last_iterate(Quadratic(Spectrum([1.0])), []), "at least one segment"),
+        (lambda: theory.average(Quadratic(Spectrum([1.0])), Segment(5, 0.1), 0), "at least 1"),
+        (lambda: theory.ema(Quadratic(Spectrum([1.0])), Segment(5, 0.1), 0.5, 1, -1), "at least 1"),
         (lambda: theory.average_variance(0.1, 1.0, 1.0, 5, 9), "no step is sampled"),
         (lambda: theory.last_variance(1.0, 3.0, 1.0), "0 < αλ < 2"),
         (lambda: theory.ema_variance(1.0, 0.0, 1.0, 0.9), "0 < αλ < 2"),
-        (lambda: Phase(10.5, 0.1), "whole number"),  # type: ignore[arg-type]
-        (lambda: Phase(3, -0.1), "rate"),
-        (lambda: Phase(10, math.nan), "rate"),
+        (lambda: Segment(10.5, 0.1), "whole number"),  # type: ignore[arg-type]
+        (lambda: Segment(3, -0.1), "rate"),
+        (lambda: Segment(10, math.nan), "rate"),
         (lambda: Quadratic(Spectrum([1.0]), noise=math.nan), "noise must be finite"),
-        (lambda: theory.ema(Quadratic(Spectrum([1.0])), Phase(5, 0.1), 1.0), r"lie in \(0, 1\)"),
+        (lambda: theory.ema(Quadratic(Spectrum([1.0])), Segment(5, 0.1), 1.0), r"lie in \(0, 1\)"),
     ],
 )
 def test_what_cannot_be(make, sentence):

@@ -37,7 +37,7 @@ def test_more_parameters_than_examples_leave_flat_directions():
 def test_marchenko_pastur_is_that_of_random_matrices():
     x = np.random.default_rng(0).standard_normal((400, 800))
     values = np.linalg.eigvalsh(x @ x.T / 800)
-    spectrum = marchenko_pastur(400, 0.5, points=400)
+    spectrum = marchenko_pastur(400, 0.5, nodes=400)
     assert spectrum.mean(lambda v: 1 / v) == pytest.approx((1 / values).mean(), rel=0.02)
     assert np.abs(np.sort(values) - np.sort(spectrum.expanded())).max() < 0.15
 
@@ -75,5 +75,5 @@ def test_spectra_that_cannot_be(arguments, sentence):
         measured([1.0, 2.0], [2.0, -1.0], 10)
     with pytest.raises(ValueError, match="exponent"):
         power_law(10, -1)
-    with pytest.raises(ValueError, match="points=P"):
+    with pytest.raises(ValueError, match="nodes=P"):
         Spectrum([1.0], [2.5]).expanded()

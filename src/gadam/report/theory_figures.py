@@ -12,8 +12,8 @@ from gadam.theory import predict
 from gadam.theory.errata import ERRATA
 from gadam.theory.mean_field import dependent
 from gadam.theory.noise import Absolute, FourierNoise
-from gadam.theory.predict import Moments, Phase, Quadratic
-from gadam.theory.simulation import Run, simulate, simulate_dependent
+from gadam.theory.predict import Moments, Segment, Quadratic
+from gadam.theory.simulation import Simulation, simulate, simulate_dependent
 from gadam.theory.spectrum import Array, Spectrum, power_law
 
 __all__ = ["FIGURES"]
@@ -55,17 +55,17 @@ def shell(seed: int) -> Picture:
     model = Quadratic(Spectrum([1.0], counts=[1000]), noise=1.0, start=10.0)
     rate, steps = 0.1, 3000
     at = np.unique(np.geomspace(1, steps, 40).astype(int))
-    run = simulate(model, Phase(steps, rate), replicas=32, record=at.tolist(), seed=seed)
+    run = simulate(model, Segment(steps, rate), replicas=32, record=at.tolist(), seed=seed)
     shown = at[::4]
     tail = [
-        simulate(model, Phase(int(n), rate), replicas=32, first=max(1, n // 2), seed=seed + 1)
+        simulate(model, Segment(int(n), rate), replicas=32, first=max(1, n // 2), seed=seed + 1)
         for n in shown
     ]
     names: dict[str, Callable[[int], Moments]] = {
-        "last iterate": lambda n: predict.last_iterate(model, Phase(n, rate)),
-        "average of all": lambda n: predict.average(model, Phase(n, rate)),
+        "last iterate": lambda n: predict.last_iterate(model, Segment(n, rate)),
+        "average of all": lambda n: predict.average(model, Segment(n, rate)),
         "average of the second half": lambda n: predict.average(
-            model, Phase(n, rate), first=max(1, n // 2)
+            model, Segment(n, rate), first=max(1, n // 2)
         ),
     }
     series = [
@@ -101,7 +101,7 @@ def dimension(seed: int) -> Picture:
     points: dict[str, list[Any]] = {"last iterate": [], "average": []}
     for size in sizes:
         model = Quadratic(Spectrum([1.0], counts=[size]), noise=1.0, start=1.0)
-        run = Phase(steps, rate)
+        run = Segment(steps, rate)
         lines["last iterate"].append(predict.last_iterate(model, run).loss)
         lines["average"].append(predict.average(model, run, first).loss)
         replicas = max(20, 2000 // size)
@@ -128,14 +128,14 @@ def dependence(seed: int) -> Picture:
     model = Quadratic(Spectrum([lam], counts=[size]), noise=1.0, start=0.0)
     fine = np.geomspace(0.5, 200, 41)  # with the simulated ones among them
     predicted = [
-        dependent(model, Phase(steps, rate), Absolute(1.0, float(ell))).average.variance[0]
+        dependent(model, Segment(steps, rate), Absolute(1.0, float(ell))).average.variance[0]
         for ell in fine
     ]
     draws = []
     for j, ell in enumerate(lengths):
         run = simulate_dependent(
             model,
-            Phase(steps, rate),
+            Segment(steps, rate),
             lambda r, ell=ell, j=j: FourierNoise(  # type: ignore[misc]
                 Absolute(1.0, float(ell)),
                 size,
@@ -146,7 +146,7 @@ def dependence(seed: int) -> Picture:
             replicas=12,
         )
         draws.append((_sampled(run.average) ** 2).mean(1))
-    independent = float(predict.average(model, Phase(steps, rate)).variance[0])
+    independent = float(predict.average(model, Segment(steps, rate)).variance[0])
     fixed = float(np.sum((1 - (1 - rate * lam) ** (steps - np.arange(steps))) / (lam * steps)) ** 2)
     return Picture(
         "Noise that depends on the place averages out only between places that are far apart",
@@ -180,7 +180,7 @@ def stride(seed: int) -> Picture:
         draws = [
             simulate(
                 model,
-                Phase(steps, rate),
+                Segment(steps, rate),
                 replicas=4,
                 first=int(k),
                 every=int(k),
@@ -210,12 +210,12 @@ def ema(seed: int) -> Picture:
     fine = np.union1d(decays, 1 - np.geomspace(0.5, 0.005, 60))
     model = Quadratic(Spectrum([lam], counts=[500]), noise=1.0, start=0.0)
     draws = [
-        simulate(model, Phase(steps, rate), replicas=4, decay=float(d), seed=seed + i).ema
+        simulate(model, Segment(steps, rate), replicas=4, decay=float(d), seed=seed + i).ema
         for i, d in enumerate(decays)
     ]
     printed = [ERRATA["ema"].printed(rate, lam, 1.0, d) for d in fine]
-    mean = float(predict.average(model, Phase(steps, rate)).variance[0])
-    last = float(predict.last_iterate(model, Phase(steps, rate)).variance[0])
+    mean = float(predict.average(model, Segment(steps, rate)).variance[0])
+    last = float(predict.last_iterate(model, Segment(steps, rate)).variance[0])
     return Picture(
         "An EMA keeps the noise of its window",
         "Variance of the exponential moving average in each direction, settled (λ = 2, α = 0.05, σ²/B = 1), against "
@@ -252,7 +252,7 @@ def preconditioning(seed: int) -> Picture:
                 spectrum, noise=1e-3, start=0.0, minimum=1.0, weight_decay=float(gamma), **kwargs
             )
 
-        run = Phase(steps, rate)
+        run = Segment(steps, rate)
         series += [
             _line(
                 f"{name}, last iterate",
@@ -290,14 +290,14 @@ def batch_growth(seed: int) -> Picture:
     model = Quadratic(power_law(500, exponent=0.5), noise=1.0, start=1.0)
     rate, steps, half = 0.5, 2000, 1000
     plans = {
-        "constant rate": lambda n: [Phase(n, rate)],
+        "constant rate": lambda n: [Segment(n, rate)],
         "rate / 10 from the half on": lambda n: [
-            Phase(min(n, half), rate),
-            Phase(max(n - half, 0), rate / 10),
+            Segment(min(n, half), rate),
+            Segment(max(n - half, 0), rate / 10),
         ],
         "batch × 10 from the half on": lambda n: [
-            Phase(min(n, half), rate),
-            Phase(max(n - half, 0), rate, 10.0),
+            Segment(min(n, half), rate),
+            Segment(max(n - half, 0), rate, 10.0),
         ],
     }
     at = np.unique(
@@ -305,17 +305,17 @@ def batch_growth(seed: int) -> Picture:
     )
     shown = at[3::5].tolist()
     series = []
-    runs: dict[str, Run] = {}
-    for i, (name, phases) in enumerate(plans.items()):
+    runs: dict[str, Simulation] = {}
+    for i, (name, segments) in enumerate(plans.items()):
         series.append(
-            _line(name, at, [predict.last_iterate(model, phases(int(n))).loss for n in at])
+            _line(name, at, [predict.last_iterate(model, segments(int(n))).loss for n in at])
         )
         runs[name] = simulate(
-            model, phases(steps), replicas=24, first=half, record=shown, seed=seed + i
+            model, segments(steps), replicas=24, first=half, record=shown, seed=seed + i
         )
         series.append(_points(name, shown, runs[name].loss["last"]))
     later = at[at >= half]
-    averaged = [predict.average(model, Phase(int(n), rate), first=half).loss for n in later]
+    averaged = [predict.average(model, Segment(int(n), rate), first=half).loss for n in later]
     series.append(_line("average from the half on", later, averaged))
     kept = [i for i, n in enumerate(shown) if n >= half]
     loss = runs["constant rate"].loss["average"][kept]

@@ -1,8 +1,8 @@
-"""The paper's theory as a tool: predictions, with its errors mended, and simulators that test them.
+"""The paper's theory as a tool: predictions, with its errors corrected, and simulators that test them.
 
 >>> from gadam import theory
 >>> model = theory.Quadratic(theory.power_law(1000, exponent=0.5), noise=1.0, start=1.0)
->>> run = theory.Phase(steps=2000, rate=0.5, batch_size=4)
+>>> run = theory.Segment(steps=2000, rate=0.5, batch_size=4)
 >>> last, mean = theory.last_iterate(model, run), theory.average(model, run, first=1000)
 >>> round(last.loss, 2), round(mean.loss, 2)
 (31.75, 2.51)
@@ -14,13 +14,13 @@ from gadam.theory.noise import Absolute, ExactNoise, FourierNoise, Relative, sum
 from gadam.theory.planning import Advice, CurveAdvice, from_curve, from_measurements, plan
 from gadam.theory.predict import (
     Moments,
-    Phase,
+    Segment,
     Quadratic,
     average,
     average_mean,
     average_variance,
     best_rate,
-    distance_squared,
+    squared_separation,
     ema,
     ema_variance,
     far_apart,
@@ -29,7 +29,7 @@ from gadam.theory.predict import (
     log_ball_probability,
     regret_bound,
 )
-from gadam.theory.simulation import Run, simulate, simulate_dependent
+from gadam.theory.simulation import Simulation, simulate, simulate_dependent
 from gadam.theory.spectrum import Spectrum, marchenko_pastur, measured, power_law
 
 __all__ = [
@@ -42,17 +42,17 @@ __all__ = [
     "ExactNoise",
     "FourierNoise",
     "Moments",
-    "Phase",
+    "Segment",
     "Quadratic",
     "Relative",
-    "Run",
+    "Simulation",
     "Spectrum",
     "average",
     "average_mean",
     "average_variance",
     "best_rate",
     "dependent",
-    "distance_squared",
+    "squared_separation",
     "ema",
     "ema_variance",
     "far_apart",

@@ -27,14 +27,14 @@ class Erratum:
         printed_as: what it says
         right: what holds
         printed: the printed formula
-        mended: the right one, of the same arguments
+        corrected: the right one, of the same arguments
     """
 
     where: str
     printed_as: str
-    right: str
+    correction: str
     printed: Callable[..., Any]
-    mended: Callable[..., Any]
+    corrected: Callable[..., Any]
 
 
 def _printed_average_variance(rate: float, lam: float, noise: float, steps: int) -> float:
@@ -66,7 +66,7 @@ def _last_variance(rate: float, lam: float, noise: float) -> float:
 
 def _printed_trace(kernel: Kernel, squared_distance: float, dimension: int) -> float:
     d2 = np.asarray(squared_distance)
-    return float(dimension * kernel.slope(d2) + d2 * kernel.curvature(d2))
+    return float(dimension * kernel.first_derivative(d2) + d2 * kernel.second_derivative(d2))
 
 
 def _trace(kernel: Kernel, squared_distance: float, dimension: int) -> float:
@@ -79,7 +79,7 @@ def _printed_relative_kernel(w: Array, other: Array) -> float:
 
 
 def _relative_kernel(w: Array, other: Array) -> float:
-    kernel = Relative(noise=2.0, length=np.sqrt(0.5))  # k(0) = 1, and e^−d² to leading order
+    kernel = Relative(noise=2.0, length_scale=np.sqrt(0.5))  # k(0) = 1, and e^−d² to leading order
     apart = kernel.map(w) - kernel.map(other)
     return float(kernel.value(apart @ apart))
 

@@ -21,12 +21,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from gadam.theory.noise import Kernel, Relative
-from gadam.theory.predict import Moments, Phase, Quadratic, check_sampling, listed
+from gadam.theory.predict import Moments, Segment, Quadratic, check_sampling, as_segments
 from gadam.theory.spectrum import Array
 
 __all__ = ["Dependent", "dependent"]
 
-LARGEST = 5 * 10**8  # numbers: four gigabytes
+MAX_ELEMENTS = 5 * 10**8  # numbers: four gigabytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,19 +36,19 @@ class Dependent:
     Args:
         last: the last iterate
         average: the average of the samples
-        squared_distance: E‖w_i − w_j‖² of the iterates w_0, …, w_n−1, at which noise was seen
+        squared_separation: E‖w_i − w_j‖² of the iterates w_0, …, w_n−1, at which noise was seen
         noise_covariance: of the noise at them, in each direction
     """
 
     last: Moments
     average: Moments
-    squared_distance: Array
+    squared_separation: Array
     noise_covariance: Array
 
 
 def dependent(
     model: Quadratic,
-    phases: Sequence[Phase] | Phase,
+    segments: Sequence[Segment] | Segment,
     kernel: Kernel,
     first: int = 1,
     every: int = 1,
@@ -60,7 +60,7 @@ def dependent(
 
     Args:
         model: the quadratic
-        phases: the steps
+        segments: the steps
         kernel: of the process
         first: T_avg
         every: κ
@@ -70,16 +70,16 @@ def dependent(
         >>> from gadam.theory.spectrum import Spectrum
         >>> model = Quadratic(Spectrum([1.0], [1000]), start=0.0)
         >>> near, far = (
-        ...     dependent(model, Phase(100, rate=0.2), Absolute(length=ell)).average.trace
+        ...     dependent(model, Segment(100, rate=0.2), Absolute(length_scale=ell)).average.trace
         ...     for ell in (300.0, 1.0)
         ... )
         >>> near > 20 * far  # the same noise at every step does not average out
         True
     """
     check_sampling(first, every)
-    rates = np.concatenate([np.full(p.steps, p.rate) for p in listed(phases)])
+    rates = np.concatenate([np.full(p.steps, p.rate) for p in as_segments(segments)])
     steps = len(rates)
-    if len(model.contraction) * steps**2 > LARGEST:
+    if len(model.contraction) * steps**2 > MAX_ELEMENTS:
         raise ValueError(
             f"{len(model.contraction)} eigenvalues and {steps} steps take too much memory: put eigenvalues that are "
             "alike together (counts)"
@@ -88,7 +88,7 @@ def dependent(
     if not len(sampled):
         raise ValueError(f"no step is sampled: the run ends before step {first}")
     counts, dimension = model.spectrum.counts, model.spectrum.dimension
-    contraction, gain = model.contraction, model.gain
+    contraction, gain = model.contraction, model.gradient_scale
     # How w_t follows from the noise at the iterates before it, for each eigenvalue; and its mean.
     reach = np.zeros((len(counts), steps + 1, steps))
     mean = np.empty((len(counts), steps + 1))
@@ -136,7 +136,7 @@ def _at(kernel: Kernel, gram: Array, t: int, response: Array, dimension: float) 
     here, there, across = gram[t, t], np.diagonal(gram)[: t + 1], gram[t, : t + 1]
     if not isinstance(kernel, Relative):
         d2 = np.maximum(here + there - 2 * across, 0.0)
-        pull = -kernel.curvature(d2) * response
+        pull = -kernel.second_derivative(d2) * response
         return _Pair(kernel.trace(d2, dimension) / dimension, pull, pull)
     if (there == 0).any():
         raise ValueError("the relative kernel has no meaning at w = 0: start elsewhere")
@@ -145,7 +145,7 @@ def _at(kernel: Kernel, gram: Array, t: int, response: Array, dimension: float) 
     apart = np.maximum(2 - 2 * cosine + ratio**2, 0.0)
     # Tr Cov/P is k' over both norms, and the noise answers by its derivative with respect to w_t: through the distance,
     # in the plane of w_t and w_s, and through the norm, along w_t.
-    covariance = kernel.slope(apart) / norms
-    pull = -kernel.curvature(apart) * response / norms
+    covariance = kernel.first_derivative(apart) / norms
+    pull = -kernel.second_derivative(apart) * response / norms
     to_here = (pull * (cosine + ratio) - covariance * response) / here
     return _Pair(covariance, to_here, pull / norms)

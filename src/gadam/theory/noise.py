@@ -35,10 +35,10 @@ class Kernel(ABC):
     """
 
     noise: float = 1.0
-    length: float = 1.0
+    length_scale: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.noise < 0 or self.length <= 0:
+        if self.noise < 0 or self.length_scale <= 0:
             raise ValueError("the noise must not be negative, and the length positive")
 
     @abstractmethod
@@ -53,26 +53,26 @@ class Kernel(ABC):
 
     def value(self, squared_distance: Array) -> Array:
         """K(−d²/2)."""
-        return self.noise * self.length**2 * np.exp(-squared_distance / (2 * self.length**2))
+        return self.noise * self.length_scale**2 * np.exp(-squared_distance / (2 * self.length_scale**2))
 
-    def slope(self, squared_distance: Array) -> Array:
+    def first_derivative(self, squared_distance: Array) -> Array:
         """k'(−d²/2); at zero it is σ²."""
-        return self.value(squared_distance) / self.length**2
+        return self.value(squared_distance) / self.length_scale**2
 
-    def curvature(self, squared_distance: Array) -> Array:
+    def second_derivative(self, squared_distance: Array) -> Array:
         """k''(−d²/2)."""
-        return self.value(squared_distance) / self.length**4
+        return self.value(squared_distance) / self.length_scale**4
 
     def trace(self, squared_distance: Array, dimension: float) -> Array:
         """Tr Cov(ε, ε') of points in φ this far apart: P·k' − d²·k''. (Printed with a plus.)"""
         d2 = np.asarray(squared_distance, dtype=float)
-        return dimension * self.slope(d2) - d2 * self.curvature(d2)
+        return dimension * self.first_derivative(d2) - d2 * self.second_derivative(d2)
 
     def covariance(self, w: Array, other: Array) -> Array:
         """Cov(ε(w), ε(w')), a matrix (P, P)."""
         apart = self.map(w) - self.map(other)
         d2 = apart @ apart
-        inner = self.slope(d2) * np.eye(len(apart)) - self.curvature(d2) * np.outer(apart, apart)
+        inner = self.first_derivative(d2) * np.eye(len(apart)) - self.second_derivative(d2) * np.outer(apart, apart)
         return self.pull_back(other, self.pull_back(w, inner.T).T)  # JᵀAJ'
 
 
@@ -80,7 +80,7 @@ class Absolute(Kernel):
     """A kernel of the distance between weights.
 
     Example:
-        >>> Absolute(noise=2.0, length=3.0).covariance(np.zeros(2), np.zeros(2))
+        >>> Absolute(noise=2.0, length_scale=3.0).covariance(np.zeros(2), np.zeros(2))
         array([[2., 0.],
                [0., 2.]])
     """
@@ -130,7 +130,7 @@ def summed_noise_trace(kernel: Kernel, weights: Array, points: Array) -> float:
     return float(weights @ kernel.trace(d2, points.shape[1]) @ weights)
 
 
-class Noise(Protocol):
+class NoiseDraw(Protocol):
     """One draw of the process: the same point gets the same noise."""
 
     def __call__(self, w: Array) -> Array:
@@ -142,20 +142,20 @@ class ExactNoise:
     """A draw of ∇η, exact: each new point is drawn from its distribution given all that were drawn.
 
     The covariance of all values so far is kept as a Cholesky factor; n points in P dimensions take
-    (nP)² numbers and (nP)³ operations, so that more than :attr:`LARGEST` values are refused.
+    (nP)² numbers and (nP)³ operations, so that more than :attr:`MAX_VALUES` values are refused.
 
     Args:
         kernel: of the process
         seed: of the draw
 
     Example:
-        >>> noise = ExactNoise(Absolute(length=2.0), seed=0)
+        >>> noise = ExactNoise(Absolute(length_scale=2.0), seed=0)
         >>> here = noise(np.zeros(3))
         >>> bool(np.allclose(noise(np.full(3, 1e-6)), here, atol=1e-4))
         True
     """
 
-    LARGEST = 4000
+    MAX_VALUES = 4000
     # Points so near that rounding makes the covariance singular: this much of σ² is added to it, so that the noise
     # of two of them differs by some 1e-5 σ.
     JITTER = 1e-10
@@ -176,10 +176,10 @@ class ExactNoise:
                 return value.copy()
         if self.kernel.noise == 0:
             return np.zeros(size)
-        if done + size > self.LARGEST:
+        if done + size > self.MAX_VALUES:
             raise ValueError(
                 f"{len(self._points) + 1} points in {size} dimensions are too many for exact draws "
-                f"(n·P ≤ {self.LARGEST}): use FourierNoise"
+                f"(n·P ≤ {self.MAX_VALUES}): use FourierNoise"
             )
         own = self.kernel.covariance(w, w)
         own = own + self.JITTER * np.trace(own) / size * np.eye(size)
@@ -242,7 +242,7 @@ class FourierNoise:
             )
         self._frequencies = (_Structured if structured else _Dense)(random, wanted, size)
         self.features = self._frequencies.features
-        scale = np.sqrt(kernel.noise / self.features) * kernel.length
+        scale = np.sqrt(kernel.noise / self.features) * kernel.length_scale
         self._amplitude: Array = scale * random.standard_normal((2, self.features))
 
     @property
@@ -252,10 +252,10 @@ class FourierNoise:
 
     def __call__(self, w: Array) -> Array:
         """The noise at a point (P,)."""
-        length = self.kernel.length
-        phase = self._frequencies.forward(self.kernel.map(w)) / length
+        length = self.kernel.length_scale
+        angle = self._frequencies.forward(self.kernel.map(w)) / length
         a, b = self._amplitude
-        back = self._frequencies.adjoint(b * np.cos(phase) - a * np.sin(phase)) / length
+        back = self._frequencies.adjoint(b * np.cos(angle) - a * np.sin(angle)) / length
         return self.kernel.pull_back(w, back)
 
 
@@ -283,16 +283,16 @@ class _Structured:
         blocks = -(-features // size)
         self.features = blocks * size
         self._signs: Array = random.choice([-1.0, 1.0], size=(3, blocks, size))
-        self._lengths: Array = np.sqrt(random.chisquare(size, (blocks, size)))
+        self._norms: Array = np.sqrt(random.chisquare(size, (blocks, size)))
 
     def forward(self, x: Array) -> Array:
         out: Array = np.broadcast_to(x, self._signs.shape[1:])
         for signs in self._signs:
             out = fft.dct(signs * out, norm="ortho", axis=-1)
-        return (self._lengths * out).ravel()
+        return (self._norms * out).ravel()
 
     def adjoint(self, v: Array) -> Array:
-        out: Array = self._lengths * v.reshape(self._lengths.shape)
+        out: Array = self._norms * v.reshape(self._norms.shape)
         for signs in self._signs[::-1]:
             out = signs * fft.idct(out, norm="ortho", axis=-1)
         return out.sum(0)

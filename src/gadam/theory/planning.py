@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from scipy import optimize
 
 from gadam import schedule
-from gadam.theory.predict import Phase, Quadratic, average, last_iterate
+from gadam.theory.predict import Segment, Quadratic, average, last_iterate
 from gadam.theory.spectrum import Spectrum, power_law
 
 __all__ = ["Advice", "CurveAdvice", "from_curve", "from_measurements", "plan"]
@@ -79,7 +79,7 @@ def plan(
         )
     if steps < 2:
         raise ValueError(f"there must be at least 2 steps, not {steps}")
-    run = Phase(steps, rate, batch_size)
+    run = Segment(steps, rate, batch_size)
 
     def loss(first: int, every: int = 1) -> float:
         return average(model, run, first, every).loss
@@ -99,17 +99,17 @@ def plan(
     )
 
 
-def _decayed(model: Quadratic, run: Phase, pieces: int = 40) -> float:
+def _decayed(model: Quadratic, run: Segment, pieces: int = 40) -> float:
     """By the paper's linear schedule, in pieces."""
     edges = np.round(np.linspace(0, run.steps, pieces + 1)).astype(int)
-    phases = []
+    segments = []
     for a, b in pairwise(edges):
         factor = schedule.linear((a + b) / 2, run.steps)
-        phases.append(Phase(int(b - a), run.rate * factor, run.batch_size))
-    return last_iterate(model, phases).loss
+        segments.append(Segment(int(b - a), run.rate * factor, run.batch_size))
+    return last_iterate(model, segments).loss
 
 
-def _cautions(model: Quadratic, run: Phase, last: float, least: float) -> tuple[str, ...]:
+def _cautions(model: Quadratic, run: Segment, last: float, least: float) -> tuple[str, ...]:
     found = ["The model is a quadratic with noise that is the same in all directions and places."]
     sharpest = run.rate * model.contraction.max()
     if sharpest > 1:
@@ -153,7 +153,7 @@ def from_measurements(
         ...     parameters=10_000, noise_trace=50.0, hessian_trace=200.0, largest_eigenvalue=20.0,
         ...     excess_loss=1.5,
         ... )
-        >>> round(model.spectrum.dimension), round(last_iterate(model, Phase(0, 0.1)).loss, 6)
+        >>> round(model.spectrum.dimension), round(last_iterate(model, Segment(0, 0.1)).loss, 6)
         (10000, 1.5)
     """
     if spectrum is None:
@@ -167,7 +167,7 @@ def from_measurements(
             )
         ranks = np.arange(1.0, parameters + 1)
         exponent = optimize.brentq(lambda s: (ranks**-s).sum() - ratio, 0.0, 50.0)
-        spectrum = power_law(parameters, exponent, largest_eigenvalue, points=min(parameters, 500))
+        spectrum = power_law(parameters, exponent, largest_eigenvalue, nodes=min(parameters, 500))
     elif hessian_trace is not None or largest_eigenvalue is not None:
         raise ValueError(
             "say the spectrum, or hessian_trace and largest_eigenvalue: not all of them"

@@ -8,7 +8,7 @@ direction,
 
 with h = 1 for SGD and h = 1/(λ̃ + ε) for an adaptive method. Everything here is exact at any number of steps:
 iterate and running sum together are a linear Gaussian process, and stretches of such a process are composed,
-by doubling, without a loop over steps. The closed forms of the paper (mended) and their leading orders stand
+by doubling, without a loop over steps. The closed forms of the paper (corrected) and their leading orders stand
 below; they agree with it and explain it, but lose their digits where n·α·λ is small.
 """
 
@@ -27,27 +27,27 @@ from gadam.theory.spectrum import Array, Spectrum
 
 __all__ = [
     "Moments",
-    "Phase",
+    "Segment",
     "Quadratic",
     "average",
     "average_mean",
     "average_variance",
     "best_rate",
     "check_sampling",
-    "distance_squared",
+    "squared_separation",
     "ema",
     "ema_variance",
     "far_apart",
     "last_iterate",
     "last_variance",
-    "listed",
+    "as_segments",
     "log_ball_probability",
     "regret_bound",
 ]
 
 
 @dataclass(frozen=True)
-class Phase:
+class Segment:
     """Some steps at one learning rate and batch size."""
 
     steps: int
@@ -77,7 +77,7 @@ class Quadratic:
 
     Example:
         >>> model = Quadratic(Spectrum([2.0], counts=[1000]), noise=1.0, start=1.0)
-        >>> run = [Phase(steps=4000, rate=0.05)]
+        >>> run = [Segment(steps=4000, rate=0.05)]
         >>> round(last_iterate(model, run).loss, 3), round(average(model, run).loss, 3)
         (13.158, 0.067)
     """
@@ -115,7 +115,7 @@ class Quadratic:
             object.__setattr__(self, name, value)
 
     @property
-    def gain(self) -> Array:
+    def gradient_scale(self) -> Array:
         """h, by which gradients are multiplied."""
         if self.preconditioner is None:
             return np.ones_like(self.spectrum.eigenvalues)
@@ -124,13 +124,13 @@ class Quadratic:
     @property
     def contraction(self) -> Array:
         """γ + λh: the rate times this is what a step takes off the distance to the settling point."""
-        return self.weight_decay + self.spectrum.eigenvalues * self.gain
+        return self.weight_decay + self.spectrum.eigenvalues * self.gradient_scale
 
     @property
     def settling_point(self) -> Array:
         """w°, where the iterate's mean ends."""
         pull = self.contraction
-        at = self.spectrum.eigenvalues * self.gain * self.minimum
+        at = self.spectrum.eigenvalues * self.gradient_scale * self.minimum
         return np.divide(at, pull, out=self.start.copy(), where=pull > 0)
 
     def stable_below(self) -> float:
@@ -174,13 +174,13 @@ class Moments:
         )
 
     @property
-    def loss_deviation(self) -> float:
+    def loss_std(self) -> float:
         """The standard deviation of L(w)."""
         lam, b, v = self.model.spectrum.eigenvalues, self.bias, self.variance
         return float(np.sqrt(self._counts @ (lam**2 * (v**2 / 2 + b**2 * v))))
 
     @property
-    def squared_distance_deviation(self) -> float:
+    def squared_distance_std(self) -> float:
         """The standard deviation of ‖w − w*‖²."""
         return float(
             np.sqrt(self._counts @ (2 * self.variance**2 + 4 * self.bias**2 * self.variance))
@@ -269,20 +269,20 @@ def _nothing(like: Array) -> _Stretch:
     return _Stretch(one, zero, zero, one, zero, zero, zero, zero)
 
 
-def _step(model: Quadratic, phase: Phase) -> _Stretch:
-    q = 1 - phase.rate * model.contraction
-    noise = (phase.rate * model.gain) ** 2 * model.noise / phase.batch_size
-    drift = phase.rate * model.contraction * model.settling_point
+def _step(model: Quadratic, segment: Segment) -> _Stretch:
+    q = 1 - segment.rate * model.contraction
+    noise = (segment.rate * model.gradient_scale) ** 2 * model.noise / segment.batch_size
+    drift = segment.rate * model.contraction * model.settling_point
     return _nothing(q)._replace(q=q, d=drift, v=noise)
 
 
 def _whole_run(
-    model: Quadratic, phases: Sequence[Phase], sample: _Stretch, first: int, every: int
+    model: Quadratic, segments: Sequence[Segment], sample: _Stretch, first: int, every: int
 ) -> tuple[_Stretch, int]:
-    """All phases, with a sample after the steps first, first + every, …; and how many there were."""
+    """All segments, with a sample after the steps first, first + every, …; and how many there were."""
     run, time, count = _nothing(model.contraction), 0, 0
-    for phase in phases:
-        step, left = _step(model, phase), phase.steps
+    for segment in segments:
+        step, left = _step(model, segment), segment.steps
         while left > 0:
             ahead = first - time if time < first else every - (time - first) % every
             if ahead > left:
@@ -304,25 +304,25 @@ def check_sampling(first: int, every: int, decay: float | None = None) -> None:
         raise ValueError(f"decay must lie in (0, 1), not {decay}")
 
 
-def listed(phases: Sequence[Phase] | Phase) -> list[Phase]:
-    """One phase or several, as a list."""
-    found = [phases] if isinstance(phases, Phase) else list(phases)
+def as_segments(segments: Sequence[Segment] | Segment) -> list[Segment]:
+    """One segment or several, as a list."""
+    found = [segments] if isinstance(segments, Segment) else list(segments)
     if not found:
-        raise ValueError("there must be at least one phase")
+        raise ValueError("there must be at least one segment")
     return found
 
 
 # -------------------------------------------------------------------------------- the points' moments
 
 
-def last_iterate(model: Quadratic, phases: Sequence[Phase] | Phase) -> Moments:
-    """The last iterate after all phases (rate drops and batch growth are phases)."""
-    run, _ = _whole_run(model, listed(phases), _nothing(model.contraction), 1 << 62, 1)
+def last_iterate(model: Quadratic, segments: Sequence[Segment] | Segment) -> Moments:
+    """The last iterate after all segments (rate drops and batch growth are segments)."""
+    run, _ = _whole_run(model, as_segments(segments), _nothing(model.contraction), 1 << 62, 1)
     return Moments(model, run.q * model.start + run.d, run.v)
 
 
 def average(
-    model: Quadratic, phases: Sequence[Phase] | Phase, first: int = 1, every: int = 1
+    model: Quadratic, segments: Sequence[Segment] | Segment, first: int = 1, every: int = 1
 ) -> Moments:
     """The mean of the iterates after steps first, first + every, … (tail averaging, with a stride).
 
@@ -330,14 +330,14 @@ def average(
 
     Args:
         model: the quadratic
-        phases: the steps
+        segments: the steps
         first: T_avg
         every: κ
     """
     check_sampling(first, every)
     one = np.ones_like(model.contraction)
     sample = _nothing(one)._replace(a=one)
-    run, count = _whole_run(model, listed(phases), sample, first, every)
+    run, count = _whole_run(model, as_segments(segments), sample, first, every)
     if not count:
         raise ValueError(f"no step is sampled: the run ends before step {first}")
     mean = (run.a * model.start + run.e) / count
@@ -345,13 +345,13 @@ def average(
 
 
 def ema(
-    model: Quadratic, phases: Sequence[Phase] | Phase, decay: float, first: int = 1, every: int = 1
+    model: Quadratic, segments: Sequence[Segment] | Segment, decay: float, first: int = 1, every: int = 1
 ) -> Moments:
     """The exponential moving average, debiased: sample i of n weighs ρ^(n−i), over their sum.
 
     Args:
         model: the quadratic
-        phases: the steps
+        segments: the steps
         decay: ρ, per sample
         first: the first step that is sampled
         every: κ
@@ -359,7 +359,7 @@ def ema(
     check_sampling(first, every, decay)
     one = np.ones_like(model.contraction)
     sample = _nothing(one)._replace(a=(1 - decay) * one, r=decay * one)
-    run, count = _whole_run(model, listed(phases), sample, first, every)
+    run, count = _whole_run(model, as_segments(segments), sample, first, every)
     if not count:
         raise ValueError(f"no step is sampled: the run ends before step {first}")
     weight = -np.expm1(count * np.log(decay))
@@ -367,27 +367,27 @@ def ema(
     return Moments(model, mean, run.u / weight**2)
 
 
-def distance_squared(model: Quadratic, phase: Phase, steps: int | Array) -> Array:
-    """E‖w_n − w_n+k‖² of iterates k steps apart, the first of them at the end of the phase.
+def squared_separation(model: Quadratic, segment: Segment, steps: int | Array) -> Array:
+    """E‖w_n − w_n+k‖² of iterates k steps apart, the first of them at the end of the segment.
 
     Args:
         model: the quadratic
-        phase: leads to the first; the run goes on like it
+        segment: leads to the first; the run goes on like it
         steps: k, one or several
     """
-    here = last_iterate(model, phase)
-    q = 1 - phase.rate * model.contraction
+    here = last_iterate(model, segment)
+    q = 1 - segment.rate * model.contraction
     k = np.asarray(steps)[..., None]
     gone = 1 - q**k
     from_settled = here.mean - model.settling_point
-    noise = (phase.rate * model.gain) ** 2 * model.noise / phase.batch_size
+    noise = (segment.rate * model.gradient_scale) ** 2 * model.noise / segment.batch_size
     with np.errstate(divide="ignore", invalid="ignore"):
         new = np.where(np.abs(q) == 1, k * noise, noise * (1 - q ** (2 * k)) / (1 - q**2))
     squares = gone**2 * (from_settled**2 + here.variance) + new
     return squares @ model.spectrum.counts
 
 
-# --------------------------------------------------------- the paper's closed forms, mended, and beside
+# --------------------------------------------------------- the paper's closed forms, corrected, and beside
 
 
 def _converging(rate: float, eigenvalue: ArrayLike) -> Array:
@@ -470,7 +470,7 @@ def ema_variance(rate: float, eigenvalue: ArrayLike, noise: float, decay: float)
 
 
 def log_ball_probability(
-    dimension: ArrayLike, points: ArrayLike, radius: ArrayLike, deviation: float
+    dimension: ArrayLike, points: ArrayLike, radius: ArrayLike, std: float
 ) -> Array:
     """The logarithm of a bound on the probability that N(0, σ²I) falls within a radius of any of n points.
 
@@ -486,7 +486,7 @@ def log_ball_probability(
         deviation: σ
     """
     a = np.asarray(dimension, dtype=float) / 2
-    x = np.exp(np.log(points) / a) * np.asarray(radius, dtype=float) ** 2 / (2 * deviation**2)
+    x = np.exp(np.log(points) / a) * np.asarray(radius, dtype=float) ** 2 / (2 * std**2)
     x, a = np.broadcast_arrays(x, a)
     small = x < a + 1
     with np.errstate(all="ignore"):
@@ -496,13 +496,13 @@ def log_ball_probability(
     return np.where(small, below, above)
 
 
-def far_apart(dimension: int, points: int, distance: float, deviation: float) -> float:
+def far_apart(dimension: int, points: int, distance: float, std: float) -> float:
     """At least this probable: that n draws from N(0, σ²I) around wherever are all this far apart.
 
     Of iterates, σ is the deviation of a step's noise in each direction, α·√(σ²/B).
     """
     earlier = np.arange(1, points)
-    log_each = log_ball_probability(dimension, earlier, distance, deviation)
+    log_each = log_ball_probability(dimension, earlier, distance, std)
     return float(max(0.0, 1 - np.exp(special.logsumexp(log_each)))) if points > 1 else 1.0
 
 
@@ -525,6 +525,6 @@ def regret_bound(
     return squared_distance / (2 * rate * steps) + rate * noise
 
 
-def best_rate(smoothness: float, deviation: float, steps: int, distance: float) -> float:
+def best_rate(smoothness: float, std: float, steps: int, distance: float) -> float:
     """(β + σ√T/D)⁻¹, with which the bound is βD²/2T + 1.5·σD/√T at most: as good as can be, up to constants."""
-    return 1 / (smoothness + deviation * np.sqrt(steps) / distance)
+    return 1 / (smoothness + std * np.sqrt(steps) / distance)

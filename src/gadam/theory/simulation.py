@@ -15,18 +15,18 @@ from typing import Any
 
 import numpy as np
 
-from gadam.theory.noise import Noise
-from gadam.theory.predict import Phase, Quadratic, check_sampling, listed
+from gadam.theory.noise import NoiseDraw
+from gadam.theory.predict import Segment, Quadratic, check_sampling, as_segments
 from gadam.theory.spectrum import Array
 
-__all__ = ["Run", "simulate", "simulate_dependent"]
+__all__ = ["Simulation", "simulate", "simulate_dependent"]
 
 BLOCK = 1 << 15  # values: with noise, sum and average half a megabyte
 POINTS = ("last", "average", "ema")
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class Simulation:
     """What came out of a simulation.
 
     Attributes:
@@ -42,7 +42,7 @@ class Run:
     last: Array
     average: Array | None
     ema: Array | None
-    steps: tuple[int, ...]
+    recorded_steps: tuple[int, ...]
     squared_distance: dict[str, Array]
     loss: dict[str, Array]
 
@@ -59,7 +59,7 @@ class _Sampling:
 
 
 def _sampling(
-    phases: list[Phase],
+    segments: list[Segment],
     replicas: int,
     first: int,
     every: int,
@@ -67,7 +67,7 @@ def _sampling(
     record: Sequence[int],
 ) -> _Sampling:
     check_sampling(first, every, decay)
-    steps = sum(phase.steps for phase in phases)
+    steps = sum(segment.steps for segment in segments)
     if replicas < 1:
         raise ValueError(f"there must be at least one replica, not {replicas}")
     if any(not 1 <= step <= steps for step in record):
@@ -77,7 +77,7 @@ def _sampling(
 
 def simulate(
     model: Quadratic,
-    phases: Sequence[Phase] | Phase,
+    segments: Sequence[Segment] | Segment,
     *,
     replicas: int = 1,
     first: int = 1,
@@ -87,12 +87,12 @@ def simulate(
     seed: int | Sequence[int] = 0,
     dtype: type = np.float64,
     threads: int | None = None,
-) -> Run:
+) -> Simulation:
     """Descend the quadratic with independent Gaussian noise.
 
     Args:
         model: the quadratic and the method; its counts must be whole numbers
-        phases: the steps
+        segments: the steps
         replicas: independent runs
         first: T_avg, the first step after which the iterate is sampled
         every: κ, steps from sample to sample
@@ -105,12 +105,12 @@ def simulate(
     Example:
         >>> from gadam.theory.spectrum import Spectrum
         >>> model = Quadratic(Spectrum([1.0], counts=[50]), noise=1.0)
-        >>> run = simulate(model, Phase(200, rate=0.1), replicas=3, first=100)
+        >>> run = simulate(model, Segment(200, rate=0.1), replicas=3, first=100)
         >>> run.average.shape, bool((run.average**2).sum() < (run.last**2).sum())
         ((3, 50), True)
     """
-    whole = listed(phases)
-    plan = _sampling(whole, replicas, first, every, decay, record)
+    whole = as_segments(segments)
+    sampling = _sampling(whole, replicas, first, every, decay, record)
     counts = np.round(model.spectrum.counts).astype(int)
     model.spectrum.expanded()  # refuses counts that are not whole
     direction = np.repeat(np.arange(len(counts)), counts)
@@ -125,18 +125,18 @@ def simulate(
         def draw(w: Array) -> Array:
             return random.standard_normal(out=noise, dtype=dtype)
 
-        return _descend(model, whole, blocks[block], draw, plan, replicas, dtype)
+        return _descend(model, whole, blocks[block], draw, sampling, replicas, dtype)
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     workers = threads or cores or 1
     with ThreadPoolExecutor(workers) as pool:
-        return _joined(list(pool.map(one, range(len(blocks)))), plan)
+        return _joined(list(pool.map(one, range(len(blocks)))), sampling)
 
 
 def simulate_dependent(
     model: Quadratic,
-    phases: Sequence[Phase] | Phase,
-    draw: Callable[[int], Noise],
+    segments: Sequence[Segment] | Segment,
+    draw: Callable[[int], NoiseDraw],
     *,
     replicas: int = 1,
     first: int = 1,
@@ -144,14 +144,14 @@ def simulate_dependent(
     decay: float | None = None,
     record: Sequence[int] = (),
     dtype: type = np.float64,
-) -> Run:
+) -> Simulation:
     """Descend the quadratic plus one draw of a Gaussian process: the noise depends on the point alone.
 
     The kernel says how strong the noise is: the model's own σ², and batch sizes, are not used.
 
     Args:
         model: the quadratic and the method
-        phases: the steps
+        segments: the steps
         draw: gives the noise of replica 0, 1, …, see :mod:`gadam.theory.noise`
         replicas: independent draws
         first: see :func:`simulate`
@@ -160,7 +160,7 @@ def simulate_dependent(
         record: likewise
         dtype: likewise
     """
-    plan = _sampling(listed(phases), replicas, first, every, decay, record)
+    sampling = _sampling(as_segments(segments), replicas, first, every, decay, record)
     counts = np.round(model.spectrum.counts).astype(int)
     model.spectrum.expanded()
     direction = np.repeat(np.arange(len(counts)), counts)
@@ -168,11 +168,11 @@ def simulate_dependent(
     for replica in range(replicas):
         noise = draw(replica)
 
-        def at(w: Array, noise: Noise = noise) -> Array:
+        def at(w: Array, noise: NoiseDraw = noise) -> Array:
             return noise(w[0])[None]
 
-        runs.append(_descend(model, listed(phases), direction, at, plan, 1, dtype, own=False))
-    return _stacked([_joined([run], plan) for run in runs])
+        runs.append(_descend(model, as_segments(segments), direction, at, sampling, 1, dtype, own=False))
+    return _stacked([_joined([run], sampling) for run in runs])
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,10 +186,10 @@ class _Block:
 
 def _descend(
     model: Quadratic,
-    phases: list[Phase],
+    segments: list[Segment],
     direction: Any,
     draw: Callable[[Array], Array],
-    plan: _Sampling,
+    sampling: _Sampling,
     replicas: int,
     dtype: type,
     own: bool = True,
@@ -203,37 +203,37 @@ def _descend(
     w = np.tile(of(model.start), (replicas, 1))
     total, moving = np.zeros_like(w), np.zeros_like(w)
     scratch, count, step = np.empty_like(w), 0, 0
-    wanted = {s: i for i, s in enumerate(plan.record)}
+    wanted = {s: i for i, s in enumerate(sampling.record)}
     squares = np.full((len(POINTS), len(wanted), replicas), np.nan)
     losses = squares.copy()
 
     def points() -> dict[str, Array | None]:
-        weight = 1 - (plan.decay or 0.0) ** count
+        weight = 1 - (sampling.decay or 0.0) ** count
         return {
             "last": w,
             "average": total / count if count else None,
-            "ema": moving / weight if count and plan.decay is not None else None,
+            "ema": moving / weight if count and sampling.decay is not None else None,
         }
 
-    for phase in phases:
-        q = of(1 - phase.rate * model.contraction)
-        drift = of(phase.rate * model.contraction * model.settling_point)
+    for segment in segments:
+        q = of(1 - segment.rate * model.contraction)
+        drift = of(segment.rate * model.contraction * model.settling_point)
         moves = bool(drift.any())
-        spread = np.sqrt(model.noise / phase.batch_size) if own else 1.0
-        scale = of(phase.rate * model.gain * spread)
-        for _ in range(phase.steps):
+        spread = np.sqrt(model.noise / segment.batch_size) if own else 1.0
+        scale = of(segment.rate * model.gradient_scale * spread)
+        for _ in range(segment.steps):
             np.multiply(draw(w), scale, out=scratch)
             w *= q
             w -= scratch
             if moves:
                 w += drift
             step += 1
-            if plan.due(step):
+            if sampling.due(step):
                 count += 1
                 total += w
-                if plan.decay is not None:
-                    moving *= plan.decay
-                    moving += (1 - plan.decay) * w
+                if sampling.decay is not None:
+                    moving *= sampling.decay
+                    moving += (1 - sampling.decay) * w
             if step in wanted:
                 for i, point in enumerate(points().values()):
                     if point is not None:
@@ -243,7 +243,7 @@ def _descend(
     return _Block(points(), squares, losses)
 
 
-def _joined(blocks: list[_Block], plan: _Sampling) -> Run:
+def _joined(blocks: list[_Block], sampling: _Sampling) -> Simulation:
     """All directions."""
     squares = np.sum([block.squares for block in blocks], axis=0)
     losses = np.sum([block.losses for block in blocks], axis=0)
@@ -251,25 +251,25 @@ def _joined(blocks: list[_Block], plan: _Sampling) -> Run:
     for name in POINTS:
         parts = [block.points[name] for block in blocks]
         points[name] = None if parts[0] is None else np.concatenate(parts, axis=1)  # type: ignore[arg-type]
-    return Run(
+    return Simulation(
         **points,
-        steps=plan.record,
+        recorded_steps=sampling.record,
         squared_distance=dict(zip(POINTS, squares)),
         loss=dict(zip(POINTS, losses)),
     )
 
 
-def _stacked(runs: list[Run]) -> Run:
+def _stacked(runs: list[Simulation]) -> Simulation:
     """All replicas."""
 
     def stack(parts: list[Any], axis: int) -> Any:
         return None if parts[0] is None else np.concatenate(parts, axis=axis)
 
-    return Run(
+    return Simulation(
         last=stack([run.last for run in runs], 0),
         average=stack([run.average for run in runs], 0),
         ema=stack([run.ema for run in runs], 0),
-        steps=runs[0].steps,
+        recorded_steps=runs[0].recorded_steps,
         squared_distance={
             name: stack([run.squared_distance[name] for run in runs], 1) for name in POINTS
         },

@@ -60,13 +60,13 @@ class Spectrum:
         """An eigenvalue for each direction."""
         if not np.allclose(self.counts, np.round(self.counts)):
             raise ValueError(
-                "counts that are not whole cannot be simulated: give one eigenvalue a direction (points=P)"
+                "counts that are not whole cannot be simulated: give one eigenvalue a direction (nodes=P)"
             )
         return np.repeat(self.eigenvalues, np.round(self.counts).astype(int))
 
 
 def marchenko_pastur(
-    dimension: int, ratio: float, scale: float = 1.0, points: int | None = None
+    dimension: int, ratio: float, scale: float = 1.0, nodes: int | None = None
 ) -> Spectrum:
     """The spectrum of a random covariance matrix, ratio = parameters over examples.
 
@@ -74,16 +74,16 @@ def marchenko_pastur(
         dimension: P
         ratio: r: eigenvalues lie within scale · (1 ± √r)²; for r > 1 a share 1 − 1/r of them is zero
         scale: their mean
-        points: None for 1,000 nodes of a Gauss quadrature, with counts that are not whole; or P, for one eigenvalue a
+        nodes: None for 1,000 nodes of a Gauss quadrature, with counts that are not whole; or P, for one eigenvalue a
             direction, as a simulation needs them
 
     Example:
         >>> round(marchenko_pastur(10_000, ratio=0.5).mean(lambda x: 1 / x**2), 6)  # (1 − r)⁻³
         8.0
     """
-    if not (ratio > 0 and scale > 0 and dimension >= 1) or points not in (None, dimension):
+    if not (ratio > 0 and scale > 0 and dimension >= 1) or nodes not in (None, dimension):
         raise ValueError(
-            f"ratio and scale must be positive, and points None or P: {ratio}, {scale}, {points}"
+            f"ratio and scale must be positive, and nodes None or P: {ratio}, {scale}, {nodes}"
         )
     low, high = (1 - np.sqrt(ratio)) ** 2, (1 + np.sqrt(ratio)) ** 2
     zeros = dimension * max(0.0, 1 - 1 / ratio)
@@ -94,7 +94,7 @@ def marchenko_pastur(
         x = (low + high) / 2 - (high - low) / 2 * np.cos(angle)
         return x, np.sin(angle) ** 2 / x
 
-    if points is None:
+    if nodes is None:
         x, density = at(np.arange(1, 1001) * np.pi / 1001)  # Gauss and Chebyshev's
         values, counts = scale * x, (dimension - zeros) * density / density.sum()
     else:
@@ -111,7 +111,7 @@ def marchenko_pastur(
 
 
 def power_law(
-    dimension: int, exponent: float = 1.0, largest: float = 1.0, points: int | None = None
+    dimension: int, exponent: float = 1.0, largest: float = 1.0, nodes: int | None = None
 ) -> Spectrum:
     """λ_i = largest · i^−exponent: a few steep directions and very many flat ones.
 
@@ -119,13 +119,13 @@ def power_law(
         dimension: P
         exponent: how fast they fall
         largest: the first
-        points: how many to use: the steepest ones singly, the others in groups; all if not said
+        nodes: how many to use: the steepest ones singly, the others in groups; all if not said
     """
-    if not (exponent >= 0 and largest > 0 and dimension >= 1) or (points or 1) < 1:
+    if not (exponent >= 0 and largest > 0 and dimension >= 1) or (nodes or 1) < 1:
         raise ValueError("the exponent must not be negative and the largest eigenvalue be positive")
-    if points is None or points >= dimension:
+    if nodes is None or nodes >= dimension:
         return Spectrum(largest * np.arange(1, dimension + 1.0) ** -exponent)
-    edges = np.unique(np.round(np.geomspace(1, dimension + 1, points + 1)).astype(int))
+    edges = np.unique(np.round(np.geomspace(1, dimension + 1, nodes + 1)).astype(int))
     counts = np.diff(edges)
     middle = np.exp([np.log(np.arange(a, b)).mean() for a, b in pairwise(edges)])
     return Spectrum(largest * middle**-exponent, counts)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gadam import theory
-from gadam.theory import Absolute, ExactNoise, FourierNoise, Phase, Quadratic, Relative, Spectrum
+from gadam.theory import Absolute, ExactNoise, FourierNoise, Segment, Quadratic, Relative, Spectrum
 
 
 def z(samples: np.ndarray, expected: float, systematic: float) -> float:
@@ -18,7 +18,7 @@ def z(samples: np.ndarray, expected: float, systematic: float) -> float:
 @pytest.mark.parametrize("length", [1.0, 2.5, 5.0, 12.0, 40.0])
 def test_theorem_2_with_its_distances(length):
     """P = 200: 1/P and P/M of the features allow some percent of difference, stated below."""
-    size, run = 200, Phase(100, 0.2)
+    size, run = 200, Segment(100, 0.2)
     kernel = Absolute(1.0, length)
     model = Quadratic(Spectrum([1.0], [size]), start=0.0)
     predicted = theory.dependent(model, run, kernel)
@@ -36,7 +36,7 @@ def test_theorem_2_with_its_distances(length):
 
 def test_independent_and_identical_noise_are_its_limits():
     model = Quadratic(Spectrum([1.0, 0.3], [500, 500]), noise=1.0, start=1.0)
-    run = Phase(80, 0.2)
+    run = Segment(80, 0.2)
     short = theory.dependent(model, run, Absolute(1.0, 0.01), first=20, every=3)
     for found, expected in (
         (short.last, theory.last_iterate(model, run)),
@@ -50,9 +50,9 @@ def test_independent_and_identical_noise_are_its_limits():
         long.last.variance, ((1 - q**80) / np.array([1.0, 0.3])) ** 2, rtol=1e-4
     )
     far = np.abs(np.subtract.outer(np.arange(80), np.arange(80)))
-    independent = theory.distance_squared(model, Phase(79, 0.2), 0)
+    independent = theory.squared_separation(model, Segment(79, 0.2), 0)
     assert independent == 0
-    assert (short.squared_distance[far > 0] > 0).all()
+    assert (short.squared_separation[far > 0] > 0).all()
     assert np.allclose(np.diagonal(short.noise_covariance), 1.0)
 
 
@@ -61,7 +61,7 @@ def test_the_answer_of_the_noise_matters():
     size, ell, n = 200, 4.7, 100
     model = Quadratic(Spectrum([1.0], [size]), start=0.0)
     kernel = Absolute(1.0, ell)
-    right = theory.dependent(model, Phase(n, 0.2), kernel)
+    right = theory.dependent(model, Segment(n, 0.2), kernel)
     noise = np.zeros((n, n))
     reach = np.array(
         [[-0.2 * 0.8 ** (t - 1 - s) if s < t else 0.0 for s in range(n)] for t in range(n + 1)]
@@ -74,7 +74,7 @@ def test_the_answer_of_the_noise_matters():
     mean = reach[1:].mean(0)
     unanswered = mean @ noise @ mean
     done = theory.simulate_dependent(
-        model, Phase(n, 0.2), lambda seed: FourierNoise(kernel, size, 8000, seed=seed), replicas=4
+        model, Segment(n, 0.2), lambda seed: FourierNoise(kernel, size, 8000, seed=seed), replicas=4
     )
     assert done.average is not None
     simulated = (done.average**2).mean()
@@ -86,7 +86,7 @@ def test_the_answer_of_the_noise_matters():
 @pytest.mark.parametrize("strength", [30.0, 600.0])
 def test_theorem_3_on_a_kernel_that_exists(length, strength):
     """Means and variances of both points, also where the noise pulls the iterate off its minimum."""
-    size, run = 600, Phase(60, 0.2)
+    size, run = 600, Segment(60, 0.2)
     kernel = Relative(strength, length)
     model = Quadratic(Spectrum([1.0, 0.3], [size // 2, size // 2]), start=1.0, minimum=2.0)
     predicted = theory.dependent(model, run, kernel)
@@ -112,7 +112,7 @@ def test_theorem_3_on_a_kernel_that_exists(length, strength):
 
 def test_the_norm_of_the_weights_pulls_them_too():
     """A long relative length: ε = J(w)ᵀg with one g for all places, which grows as ‖w‖ falls."""
-    size, kernel, run = 600, Relative(600.0, 50.0), Phase(40, 0.2)
+    size, kernel, run = 600, Relative(600.0, 50.0), Segment(40, 0.2)
     model = Quadratic(Spectrum([1.0], [size]), start=1.0, minimum=2.0)
     predicted = theory.dependent(model, run, kernel)
     random = np.random.default_rng(0)
@@ -129,7 +129,7 @@ def test_the_norm_of_the_weights_pulls_them_too():
 
 def test_features_agree_with_exact_draws():
     """In three dimensions, where both can be had: moments of the average over many draws."""
-    kernel, run = Absolute(1.0, 1.0), Phase(25, 0.3)
+    kernel, run = Absolute(1.0, 1.0), Segment(25, 0.3)
     model = Quadratic(Spectrum([1.0, 0.5, 0.2]), start=[1.0, -1.0, 0.5])
     exact = theory.simulate_dependent(
         model, run, lambda seed: ExactNoise(kernel, seed), replicas=300
@@ -152,19 +152,19 @@ def test_features_agree_with_exact_draws():
 def test_the_relative_kernel_needs_a_direction():
     model = Quadratic(Spectrum([1.0], [10]), start=0.0)
     with pytest.raises(ValueError, match="no meaning at w = 0"):
-        theory.dependent(model, Phase(3, 0.1), Relative())
+        theory.dependent(model, Segment(3, 0.1), Relative())
     with pytest.raises(ValueError, match="no step is sampled"):
-        theory.dependent(model, Phase(3, 0.1), Absolute(), first=9)
+        theory.dependent(model, Segment(3, 0.1), Absolute(), first=9)
     with pytest.raises(ValueError, match="at least 1"):
-        theory.dependent(model, Phase(3, 0.1), Absolute(), first=-5)
+        theory.dependent(model, Segment(3, 0.1), Absolute(), first=-5)
     many = Quadratic(Spectrum(np.ones(10_000)))
     with pytest.raises(ValueError, match="too much memory"):
-        theory.dependent(many, Phase(1000, 0.1), Absolute())
+        theory.dependent(many, Segment(1000, 0.1), Absolute())
 
 
 @pytest.mark.slow
 def test_ten_thousand_directions_and_a_thousand_steps():
-    size, run = 10_000, Phase(1000, 0.1)
+    size, run = 10_000, Segment(1000, 0.1)
     kernel = Absolute(1.0, 30.0)
     model = Quadratic(Spectrum([1.0], [size]), start=0.0)
     done = theory.simulate_dependent(model, run, lambda seed: FourierNoise(kernel, size, seed=seed))
