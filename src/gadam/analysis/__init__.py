@@ -1,4 +1,7 @@
-"""Measuring solutions: how different iterates are, how fast they turn, how the loss curves around them."""
+"""Measurements of trained models: diversity, distances, effective rates, and loss curvature.
+
+All functions take models, tensors, and data loaders. Nothing here reads run folders.
+"""
 
 from gadam.analysis.curvature import Curvature
 from gadam.analysis.gradient_noise import GradientNoise, measure_noise

@@ -1,8 +1,11 @@
-"""Curvature of a loss over a data set, as products of its Hessian with vectors.
+"""Curvature of a loss over a dataset: products of its Hessian with vectors.
 
-The loss is any mean over examples, the data any loader; products are exact over all of it, batch by batch, so that
-nothing larger than a few copies of the parameters is ever kept. Dropout is off. BatchNorm is either as in evaluation, or
-as in training (statistics of each batch, through which derivatives go); its running statistics are left as they were.
+The loss can be any mean over examples, and the data can come from any loader. Products are exact
+over the whole dataset. They are accumulated batch by batch, so without cached graphs they need only
+a few copies of the parameters in memory.
+
+Dropout is off. BatchNorm runs either in evaluation mode or in training mode. Training mode uses
+each batch's statistics and differentiates through them. Running statistics never change.
 """
 
 from __future__ import annotations
@@ -18,31 +21,57 @@ from torch import Tensor, nn
 __all__ = ["Curvature", "Loss"]
 
 Batch = Any
+"""One item of the loader. Only the loss function looks inside it."""
 Loss = Callable[[nn.Module, Batch], tuple[Tensor, int]]
-"""The mean loss of a batch, and of how many examples it is."""
-_Slopes = tuple[list[tuple[Tensor, int]], int]
+"""Maps a model and a batch to the mean loss of the batch and its number of examples."""
+_BatchGradient = tuple[list[tuple[Tensor, int]], int]
+"""(gradient with graph, parameter index) pairs, and the number of examples in the batch."""
 
 
 def classification(model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, int]:
-    """Cross-entropy of (input, label) batches: the loss if none is said."""
+    """Compute the cross-entropy of an (input, label) batch. This is the default loss.
+
+    Args:
+        model: Classifier that returns logits.
+        batch: Inputs and labels.
+
+    Returns:
+        The mean loss and the number of examples.
+    """
     x, y = batch
     return nn.functional.cross_entropy(model(x), y), len(y)
 
 
 class Curvature:
-    """The Hessian of the mean loss, or its generalised Gauss-Newton matrix, at the model's present weights.
+    r"""The Hessian of the mean loss, or its Gauss-Newton matrix, at the model's current weights.
+
+    For the loss :math:`L(w) = \frac{1}{N} \sum_n \ell(f_w(x_n), y_n)`, ``curvature @ v`` returns
+
+    .. math::
+        H v = \nabla^2 L(w)\, v
+        \qquad\text{or}\qquad
+        G v = \frac{1}{N} \sum_n J_n^\top \, \nabla_f^2 \ell_n \, J_n v,
+
+    where :math:`J_n` is the Jacobian of the network's outputs with respect to the parameters.
 
     Args:
-        model: whose parameters; those without requires_grad are held fixed
-        batches: the data, gone through at each product: a list, or a loader that gives the same examples each time
-        loss: gives a batch's mean loss and how many examples it is of; cross-entropy of (input, label) if not said
-        kind: "hessian", or "ggn": JᵀHJ with J the Jacobian of the network's outputs and H the Hessian of the loss with
-            respect to them
-        batchnorm: "eval", with running statistics, or "train", with each batch's own
-        method: how a Hessian product is taken: "reverse" (double backward) or "forward" (forward over reverse)
-        graph_memory: bytes that may be spent on what the gradients were computed from, to be used again in the next
-            product with the Hessian, which is a third faster. Data that need more, as estimated from the first batch,
-            are gone through anew each time. 0 keeps nothing
+        model: Model to measure. Parameters without ``requires_grad`` are held fixed.
+        batches: The data, iterated once per product. Pass a list, or a loader that yields the same
+            examples every time.
+        loss: Returns a batch's mean loss and its number of examples. Defaults to the cross-entropy
+            of (input, label) batches.
+        kind: ``"hessian"``, or ``"ggn"`` for the generalized Gauss-Newton matrix.
+        batchnorm: ``"eval"`` uses running statistics, ``"train"`` uses each batch's statistics.
+        method: How to compute a Hessian product: ``"reverse"`` (double backward) or ``"forward"``
+            (forward over reverse).
+        graph_memory: Maximum number of bytes for caching the graphs of the gradients between
+            Hessian products. Caching makes products a third faster. If the whole dataset needs
+            more, as estimated from the first batch, graphs are rebuilt for each product. 0 disables
+            caching.
+
+    Raises:
+        ValueError: If an option is unknown, ``batches`` is a one-shot iterator, or no parameter
+            requires a gradient.
 
     Example:
         >>> _ = torch.manual_seed(0)
@@ -50,7 +79,7 @@ class Curvature:
         >>> data = [(torch.randn(8, 3), torch.randint(2, (8,))) for _ in range(4)]
         >>> hessian = Curvature(model, data)
         >>> v = torch.ones(hessian.dimension)
-        >>> bool(v @ hessian @ v >= 0)  # logistic regression is convex
+        >>> bool(v @ hessian @ v >= 0)  # Logistic regression is convex.
         True
     """
 
@@ -66,77 +95,101 @@ class Curvature:
         graph_memory: int = 2**30,
     ) -> None:
         if kind not in ("hessian", "ggn"):
-            raise ValueError(f"kind is hessian or ggn, not {kind!r}")
+            raise ValueError(f"kind must be 'hessian' or 'ggn', got {kind!r}.")
         if batchnorm not in ("eval", "train"):
-            raise ValueError(f"batchnorm is eval or train, not {batchnorm!r}")
+            raise ValueError(f"batchnorm must be 'eval' or 'train', got {batchnorm!r}.")
         if method not in ("reverse", "forward"):
-            raise ValueError(f"method is reverse or forward, not {method!r}")
+            raise ValueError(f"method must be 'reverse' or 'forward', got {method!r}.")
         if isinstance(batches, Iterator):
-            raise ValueError("batches must be a list or a loader: they are gone through many times")
+            raise ValueError(
+                "batches is iterated many times. Pass a list or a loader, not an iterator."
+            )
         self.model, self.batches, self.loss = model, batches, loss
         self.kind, self.batchnorm, self.method = kind, batchnorm, method
         self.graph_memory = graph_memory if (kind, method) == ("hessian", "reverse") else 0
-        self._graphs: list[_Slopes] = []
-        self._kept_at: list[tuple[int, int]] = []  # the state of the tensors that the graphs are of
+        self._graphs: list[_BatchGradient] = []
+        # Address and version of every tensor at the time the graphs were built.
+        self._graphs_built_at: list[tuple[int, int]] = []
         self.names = [name for name, p in model.named_parameters() if p.requires_grad]
         self.params = [p for p in model.parameters() if p.requires_grad]
         if not self.params:
-            raise ValueError("the model has no parameters that learn")
+            raise ValueError("The model has no parameters that require a gradient.")
 
     @property
     def dimension(self) -> int:
-        """P, how many parameters there are."""
+        """The number of parameters P."""
         return sum(p.numel() for p in self.params)
 
-    # ------------------------------------------------------------------------------------ flat vectors
+    # --------------------------------------------------------------------------------- flat vectors
 
     def flat(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Tensors of the parameters' shapes as one vector."""
+        """Concatenate tensors with the parameters' shapes into one vector.
+
+        Args:
+            tensors: One tensor per parameter.
+
+        Returns:
+            A vector of length ``dimension``.
+        """
         return torch.cat([t.reshape(-1) for t in tensors])
 
     def shaped(self, vector: Tensor) -> list[Tensor]:
-        """A vector as tensors of the parameters' shapes."""
+        """Split a vector into tensors with the parameters' shapes.
+
+        Args:
+            vector: A vector of length ``dimension``.
+
+        Returns:
+            One tensor per parameter, with its shape, dtype, and device.
+        """
         if vector.shape != (self.dimension,):
             raise ValueError(
-                f"a vector of {self.dimension} numbers is wanted, not {tuple(vector.shape)}"
+                f"Expected a vector of shape ({self.dimension},), got {tuple(vector.shape)}."
             )
         sizes = [p.numel() for p in self.params]
-        return [v.to(p).view_as(p) for v, p in zip(vector.split(sizes), self.params)]
+        return [v.to(p).view_as(p) for v, p in zip(torch.split(vector, sizes), self.params)]
 
-    # --------------------------------------------------------------------------------------- products
+    # ------------------------------------------------------------------------------------- products
 
     def __matmul__(self, vector: Tensor) -> Tensor:
-        """The product with a vector, over all of the data."""
+        """Multiply with a vector, exactly over the whole dataset."""
         shaped = self.shaped(vector)
-        if self.graph_memory and self._keep_graphs():
-            along = partial(self._along, keep=True)
-            return self.flat(self._over_the_data(shaped, self._graphs, along))
-        return self.flat(self._over_the_data(shaped, self.batches, self._product))
+        if self.graph_memory and self._cache_graphs():
+            product = partial(self._differentiate, retain_graph=True)
+            return self.flat(self._mean_over_data(shaped, self._graphs, product))
+        return self.flat(self._mean_over_data(shaped, self.batches, self._product))
 
-    def _keep_graphs(self) -> bool:
-        """Whether there are graphs of all of the data, at the present weights; if there is room they are made."""
+    def _cache_graphs(self) -> bool:
+        """Build the gradients' graphs at the current weights if they fit in memory.
+
+        Returns:
+            True if the cache holds the graphs of the whole dataset.
+        """
         tensors = [*self.model.parameters(), *self.model.buffers()]
         state = [(t.data_ptr(), t._version) for t in tensors]
-        if self._graphs and state == self._kept_at:
+        if self._graphs and state == self._graphs_built_at:
             return True
-        self._graphs = []  # before others are made: there may not be room for both
-        graphs: list[_Slopes] = []
+        self._graphs = []  # Free the old graphs first: there may not be room for both sets.
+        graphs: list[_BatchGradient] = []
         needed = first = 0.0
         with self.ready():
             for batch in self.batches:
                 first = first or self._graph_bytes(batch)
-                # How large a batch is its loss says: this one is taken to be as large as the one before it.
+                # Only the loss knows the batch size. Assume the size of the previous batch.
                 share = graphs[-1][1] / graphs[0][1] if graphs else 1.0
                 needed += first * share
                 if needed > self.graph_memory:
-                    self.graph_memory = 0  # they will not fit the next time either
+                    self.graph_memory = 0  # They will not fit next time either.
                     return False
-                graphs.append(self._slopes(batch))
-        self._graphs, self._kept_at = graphs, state
+                graphs.append(self._batch_gradient(batch))
+        self._graphs, self._graphs_built_at = graphs, state
         return bool(graphs)
 
     def _graph_bytes(self, batch: Batch) -> float:
-        """What is kept for a batch: the forward pass's share is counted, backward's graph is about twice as large."""
+        """Estimate the memory of a batch's graphs from the tensors saved in the forward pass.
+
+        The backward pass's own graph takes about twice as much as the forward pass's.
+        """
         own = {p.untyped_storage().data_ptr() for p in self.model.parameters()}
         seen: dict[int, int] = {}
 
@@ -144,50 +197,50 @@ class Curvature:
             if t.untyped_storage().data_ptr() not in own:
                 seen[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
 
-        with torch.autograd.graph.saved_tensors_hooks(count, lambda nothing: nothing):
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda unused: unused):
             self.loss(self.model, batch)
         return 3.0 * sum(seen.values())
 
     def __rmatmul__(self, vector: Tensor) -> Tensor:
-        return self @ vector  # it is symmetric
+        return self @ vector  # The matrix is symmetric.
 
     def gradient(self) -> Tensor:
-        """Of the mean loss over all of the data."""
-        return self.flat(self._over_the_data([], self.batches, self._gradient))
+        """Return the gradient of the mean loss over the whole dataset."""
+        return self.flat(self._mean_over_data([], self.batches, self._gradient))
 
     def batch_gradients(self) -> Iterator[tuple[Tensor, int]]:
-        """The gradient of each batch's mean loss, and of how many examples it is."""
+        """Yield the gradient of each batch's mean loss and the batch's number of examples."""
         with self.ready():
             for batch in self.batches:
-                found, size = self._gradient(batch, [])
-                yield self.flat(found), size
+                gradient, size = self._gradient(batch, [])
+                yield self.flat(gradient), size
 
     def mean_loss(self) -> float:
-        """Over all of the data."""
+        """Return the mean loss over the whole dataset."""
         with self.ready(), torch.no_grad():
             pairs = [self.loss(self.model, batch) for batch in self.batches]
         total = sum(size for _, size in pairs)
         if not total:
-            raise ValueError("there is no data to take the loss of")
+            raise ValueError("batches is empty: there is no data to compute the loss on.")
         return sum(float(loss) * size for loss, size in pairs) / total
 
-    def _over_the_data(
+    def _mean_over_data(
         self,
         vector: list[Tensor],
         batches: Iterable[Any],
         product: Callable[[Any, list[Tensor]], tuple[Sequence[Tensor], int]],
     ) -> list[Tensor]:
-        # In double precision: a sum over many batches must not depend on how many they are.
+        # Accumulate in double precision, so that the result does not depend on the batch count.
         total = [torch.zeros_like(p, dtype=torch.float64) for p in self.params]
         count = 0
         with self.ready():
             for batch in batches:
-                found, size = product(batch, vector)
-                for t, f in zip(total, found):
-                    t.add_(f.detach(), alpha=size)
+                result, size = product(batch, vector)
+                for t, r in zip(total, result):
+                    t.add_(r.detach(), alpha=size)
                 count += size
         if not count:
-            raise ValueError("there is no data to take the curvature of")
+            raise ValueError("batches is empty: there is no data to compute the curvature on.")
         return [
             (t / count).to(torch.promote_types(p.dtype, torch.float32))
             for t, p in zip(total, self.params)
@@ -202,23 +255,24 @@ class Curvature:
             return self._gauss_newton(batch, vector)
         if self.method == "forward":
             return self._forward_over_reverse(batch, vector)
-        return self._along(self._slopes(batch), vector)
+        return self._differentiate(self._batch_gradient(batch), vector)
 
-    def _slopes(self, batch: Batch) -> _Slopes:
-        """The gradients that depend on the parameters, with graphs, by parameter; and how many examples they are of."""
+    def _batch_gradient(self, batch: Batch) -> _BatchGradient:
+        """Compute the gradients that depend on the parameters, with their graphs."""
         loss, size = self.loss(self.model, batch)
-        found = torch.autograd.grad(loss, self.params, create_graph=True, allow_unused=True)
-        slopes = [(g, i) for i, g in enumerate(found) if g is not None and g.requires_grad]
-        return slopes, size
+        gradients = torch.autograd.grad(loss, self.params, create_graph=True, allow_unused=True)
+        kept = [(g, i) for i, g in enumerate(gradients) if g is not None and g.requires_grad]
+        return kept, size
 
-    def _along(
-        self, slopes: _Slopes, vector: list[Tensor], keep: bool = False
+    def _differentiate(
+        self, gradient: _BatchGradient, vector: list[Tensor], retain_graph: bool = False
     ) -> tuple[Sequence[Tensor], int]:
-        gradients, size = slopes
-        if not gradients:  # a linear loss
+        """Differentiate the gradient along a vector: the second backward pass."""
+        gradients, size = gradient
+        if not gradients:  # The loss is linear.
             return [torch.zeros_like(p) for p in self.params], size
         weights = [vector[i] for _, i in gradients]
-        products = _grad([g for g, _ in gradients], self.params, weights, keep=keep)
+        products = _grad([g for g, _ in gradients], self.params, weights, retain_graph=retain_graph)
         return products, size
 
     def _forward_over_reverse(
@@ -239,66 +293,76 @@ class Curvature:
     def _gauss_newton(self, batch: Batch, vector: list[Tensor]) -> tuple[Sequence[Tensor], int]:
         seen: list[Tensor] = []
 
-        def cut_off(module: nn.Module, inputs: Any, outputs: Any) -> Tensor:
+        def detach_outputs(module: nn.Module, inputs: Any, outputs: Any) -> Tensor:
             if seen or not isinstance(outputs, Tensor):
                 raise ValueError(
-                    "for the Gauss-Newton matrix the loss must call the model once, for a tensor"
+                    "kind='ggn' needs a loss that calls the model exactly once, and a model that "
+                    "returns a single tensor."
                 )
             seen.extend((outputs, outputs.detach().requires_grad_()))
             return seen[-1]
 
-        hook = self.model.register_forward_hook(cut_off)
+        hook = self.model.register_forward_hook(detach_outputs)
         try:
             loss, size = self.loss(self.model, batch)
         finally:
             hook.remove()
         if not seen:
-            raise ValueError("for the Gauss-Newton matrix the loss must call the model")
-        outputs, cut = seen
-        # J·v by a vector-Jacobian product of a vector-Jacobian product: the first is linear in its dummy.
+            raise ValueError("kind='ggn' needs a loss that calls the model.")
+        outputs, detached = seen
+        # Jv takes two vector-Jacobian products: uᵀJ is linear in the dummy u, so differentiate it.
         dummy = torch.zeros_like(outputs, requires_grad=True)
-        back = torch.autograd.grad(
+        backward = torch.autograd.grad(
             outputs, self.params, dummy, create_graph=True, allow_unused=True
         )
-        used = [(b, v) for b, v in zip(back, vector) if b is not None]
-        (along,) = torch.autograd.grad(
+        used = [(b, v) for b, v in zip(backward, vector) if b is not None]
+        (jacobian_product,) = torch.autograd.grad(
             [b for b, _ in used], dummy, [v for _, v in used], retain_graph=True
         )
-        (slope,) = torch.autograd.grad(loss, cut, create_graph=True)
-        (curved,) = torch.autograd.grad(slope, cut, along)
-        return _grad(outputs, self.params, curved), size
+        (gradient,) = torch.autograd.grad(loss, detached, create_graph=True)
+        (hessian_product,) = torch.autograd.grad(gradient, detached, jacobian_product)
+        return _grad(outputs, self.params, hessian_product), size
 
-    # ------------------------------------------------------------------------------------------- modes
+    # ---------------------------------------------------------------------------------------- modes
 
     def loss_at(self, params: dict[str, Tensor], batch: Batch) -> tuple[Tensor, int]:
-        """A batch's loss with other parameters in the model, for transforms of ``torch.func``."""
-        whole = _WithLoss(self.model, self.loss)
+        """Compute a batch's loss at other parameters, for ``torch.func`` transforms.
+
+        Args:
+            params: Parameters by name. They replace the model's own during the call.
+            batch: One batch of the data.
+
+        Returns:
+            The mean loss and the number of examples.
+        """
+        module = _WithLoss(self.model, self.loss)
         named = {f"model.{name}": p for name, p in params.items()}
-        found: tuple[Tensor, int] = torch.func.functional_call(whole, named, (batch,))
-        return found
+        result: tuple[Tensor, int] = torch.func.functional_call(module, named, (batch,))
+        return result
 
     @contextmanager
     def ready(self) -> Iterator[None]:
-        """Dropout off, BatchNorm as wanted; all modes and statistics as they were afterwards."""
+        """Disable dropout and set up BatchNorm. Restore modes and statistics on exit."""
         modes = {module: module.training for module in self.model.modules()}
         statistics = {}
-        lent: list[nn.Module] = []
+        replaced: list[nn.Module] = []
         self.model.eval()
         for module in self.model.modules():
             if not isinstance(module, nn.modules.batchnorm._BatchNorm):
                 continue
             statistics[module] = (module.running_mean, module.running_var)
             if self.batchnorm == "train":
-                # Without running statistics it takes the batch's, and has none to change.
+                # Without running statistics the layer uses the batch's and has none to update.
                 module.running_mean = module.running_var = None
             elif (
-                type(module) in _TORCHS_OWN
+                type(module) in _STOCK_BATCHNORMS
                 and "forward" not in module.__dict__
                 and module.running_var is not None
             ):
-                # The same function, but torch's own has a second derivative that takes a quarter of a product's time.
-                module.forward = partial(_batchnorm_in_evaluation, module)  # type: ignore[method-assign]
-                lent.append(module)
+                # The same function. The second derivative of torch's own takes a quarter of the
+                # time of a Hessian product.
+                module.forward = partial(_eval_batchnorm, module)  # type: ignore[method-assign]
+                replaced.append(module)
         try:
             with torch.enable_grad():
                 yield
@@ -307,16 +371,16 @@ class Curvature:
                 module.training = training
             for module, (mean, variance) in statistics.items():
                 module.running_mean, module.running_var = mean, variance
-            for module in lent:
+            for module in replaced:
                 del module.forward
 
 
-_TORCHS_OWN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+_STOCK_BATCHNORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
-def _batchnorm_in_evaluation(module: nn.modules.batchnorm._BatchNorm, x: Tensor) -> Tensor:
-    """(x − μ)/σ·γ + β, as one product and one sum."""
-    module._check_input_dim(x)
+def _eval_batchnorm(module: nn.modules.batchnorm._BatchNorm, x: Tensor) -> Tensor:
+    """Compute (x − μ)/σ·γ + β as one multiply-add."""
+    module._check_input_dim(x)  # type: ignore[no-untyped-call]
     mean, variance = module.running_mean, module.running_var
     assert mean is not None
     assert variance is not None
@@ -324,12 +388,15 @@ def _batchnorm_in_evaluation(module: nn.modules.batchnorm._BatchNorm, x: Tensor)
     shift = -mean * scale
     if module.affine:
         scale, shift = scale * module.weight, shift * module.weight + module.bias
-    sides = (1, -1, *[1] * (x.dim() - 2))
-    return torch.addcmul(shift.view(sides).to(x.dtype), x, scale.view(sides).to(x.dtype))
+    shape = (1, -1, *[1] * (x.dim() - 2))
+    return torch.addcmul(shift.view(shape).to(x.dtype), x, scale.view(shape).to(x.dtype))
 
 
 class _WithLoss(nn.Module):
-    """The model and its loss as one module: whatever the loss takes from the model has the parameters it is called with."""
+    """The model and its loss as one module.
+
+    With ``functional_call``, everything the loss reads from the model uses the given parameters.
+    """
 
     def __init__(self, model: nn.Module, loss: Loss) -> None:
         super().__init__()
@@ -343,8 +410,10 @@ def _grad(
     outputs: Tensor | Sequence[Tensor],
     params: list[Tensor] | list[nn.Parameter],
     weights: Tensor | Sequence[Tensor] | None = None,
-    keep: bool = False,
+    retain_graph: bool = False,
 ) -> list[Tensor]:
-    """With zeros for parameters that do not matter."""
-    found = torch.autograd.grad(outputs, params, weights, retain_graph=keep, allow_unused=True)
-    return [torch.zeros_like(p) if g is None else g for g, p in zip(found, params)]
+    """Call ``torch.autograd.grad`` with zeros for unused parameters."""
+    grads = torch.autograd.grad(
+        outputs, params, weights, retain_graph=retain_graph, allow_unused=True
+    )
+    return [torch.zeros_like(p) if g is None else g for g, p in zip(grads, params)]

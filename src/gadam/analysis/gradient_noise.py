@@ -1,30 +1,30 @@
-"""The noise of gradients: how much those of single examples differ."""
+"""Gradient noise: how much the gradients of single examples differ."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from gadam.analysis.curvature import Curvature
+from gadam.analysis.curvature import Batch, Curvature
 
 __all__ = ["GradientNoise", "measure_noise"]
 
 
 @dataclass(frozen=True)
 class GradientNoise:
-    """Of gradients of single examples g, with mean ḡ and covariance Σ.
+    """Noise of the per-example gradients g, which have mean ḡ and covariance Σ.
 
     Attributes:
-        trace: Tr Σ, the mean of ‖g − ḡ‖²; a batch of B independent examples has Tr Σ/B.
-        error: The standard error of that, where it was estimated; 0 where it is exact.
+        trace: Tr Σ, the mean of ‖g − ḡ‖². A batch of B independent examples has Tr Σ/B.
+        error: Standard error of the trace, or 0 if the trace is exact.
         squared_gradient: ‖ḡ‖².
-        dimension: P, how many parameters there are.
+        dimension: The number of parameters P.
     """
 
     trace: float
@@ -34,27 +34,43 @@ class GradientNoise:
 
     @property
     def per_parameter(self) -> float:
-        """Tr Σ/P: the theory's σ²."""
+        """Tr Σ/P, the theory's σ²."""
         return self.trace / self.dimension
 
     @property
     def scale(self) -> float:
-        """Tr Σ/‖ḡ‖²: the batch at which noise and gradient are of a size (McCandlish et al., 2018)."""
+        """Tr Σ/‖ḡ‖², the simple noise scale (McCandlish et al., 2018).
+
+        At this batch size, noise and gradient have the same magnitude.
+        """
         return self.trace / self.squared_gradient if self.squared_gradient else math.inf
 
 
 def measure_noise(
-    at: Curvature, *, per: Literal["example", "batch"] = "example", numbers: int = 2**26
+    at: Curvature, *, per: Literal["example", "batch"] = "example", max_elements: int = 2**26
 ) -> GradientNoise:
-    """The gradient noise over the data, at the weights that a :class:`Curvature` is of.
+    r"""Measure the gradient noise over the data, at the weights of a :class:`Curvature`.
+
+    With the gradients :math:`g_n` of single examples and their mean :math:`\bar g`, the trace of
+    the noise covariance is
+
+    .. math::
+        \operatorname{Tr} \Sigma = \frac{1}{N} \sum_n \lVert g_n - \bar g \rVert^2.
 
     Args:
-        at: says the model, the data, the loss, and how BatchNorm is
-        per: "example" is exact, from the gradient of each example alone (the loss must be one that ``torch.vmap`` can
-            take, on batches whose tensors have the examples first; BatchNorm must be as in evaluation). "batch"
-            estimates it from how much the gradients of batches differ, with any loss; the batches must be drawn at
-            random, two at least
-        numbers: in the gradients that are in memory at a time, with "example"
+        at: Defines the model, the data, the loss, and the BatchNorm mode.
+        per: ``"example"`` is exact. It computes the gradient of each example, which needs a loss
+            that supports ``torch.vmap``, batches with the examples in the first dimension, and
+            BatchNorm in evaluation mode. ``"batch"`` estimates the noise from the spread of the
+            batch gradients. It works with any loss, but needs at least two randomly drawn batches.
+        max_elements: Maximum number of gradient elements in memory at a time, for ``"example"``.
+
+    Returns:
+        The noise, with a standard error if it was estimated.
+
+    Raises:
+        ValueError: If there is too little data, or if ``per="example"`` is combined with BatchNorm
+            in training mode.
 
     Example:
         >>> _ = torch.manual_seed(0)
@@ -65,52 +81,56 @@ def measure_noise(
         True
     """
     if per not in ("example", "batch"):
-        raise ValueError(f"per is example or batch, not {per!r}")
+        raise ValueError(f"per must be 'example' or 'batch', got {per!r}.")
     if per == "example" and at.batchnorm == "train":
         raise ValueError(
-            'with BatchNorm as in training no example has a gradient of its own: say per="batch"'
+            'With batchnorm="train", single examples have no gradient of their own. '
+            'Use per="batch".'
         )
     if per == "batch":
         return _between_batches(at)
     total = torch.zeros(at.dimension, dtype=torch.float64, device=at.params[0].device)
     squares, count = 0.0, 0
-    for gradients, square, size in _by_example(at, max(1, numbers // at.dimension)):
+    for gradients, square, size in _by_example(at, max(1, max_elements // at.dimension)):
         total += gradients
         squares += square
         count += size
     if count == 0:
-        raise ValueError("there is no data to take gradients of")
+        raise ValueError("batches is empty: there is no data to compute gradients on.")
     squared = _squared_norm(total / count)
     return GradientNoise(max(0.0, squares / count - squared), 0.0, squared, at.dimension)
 
 
 def _between_batches(at: Curvature) -> GradientNoise:
-    """Between J groups of n_j examples the mean square Σ n_j ‖g_j − ḡ‖²/(J − 1) has the expectation Tr Σ."""
+    """Estimate the noise from J batches of n_j examples.
+
+    The between-group mean square Σ n_j ‖g_j − ḡ‖²/(J − 1) has expectation Tr Σ.
+    """
     mean = at.gradient().double()
-    apart = [size * _squared_norm(g.double() - mean) for g, size in at.batch_gradients()]
-    if len(apart) < 2:
-        raise ValueError('per="batch" needs at least two batches')
-    found = torch.tensor(apart, dtype=torch.float64) * len(apart) / (len(apart) - 1)
-    error = float(found.std()) / math.sqrt(len(apart))
-    return GradientNoise(float(found.mean()), error, _squared_norm(mean), at.dimension)
+    spread = [size * _squared_norm(g.double() - mean) for g, size in at.batch_gradients()]
+    if len(spread) < 2:
+        raise ValueError('per="batch" needs at least two batches.')
+    samples = torch.tensor(spread, dtype=torch.float64) * len(spread) / (len(spread) - 1)
+    error = float(samples.std()) / math.sqrt(len(spread))
+    return GradientNoise(float(samples.mean()), error, _squared_norm(mean), at.dimension)
 
 
-def _by_example(at: Curvature, at_a_time: int) -> Iterator[tuple[Tensor, float, int]]:
-    """Σ g, Σ ‖g‖² over some examples, and how many they are."""
+def _by_example(at: Curvature, chunk: int) -> Iterator[tuple[Tensor, float, int]]:
+    """Yield Σ g, Σ ‖g‖², and the number of examples, for up to ``chunk`` examples at a time."""
 
-    def loss(params: dict[str, Tensor], example: Any) -> Tensor:
-        alone = pytree.tree_map(lambda t: t.unsqueeze(0), example)
-        return at.loss_at(params, alone)[0]
+    def loss(params: dict[str, Tensor], example: Batch) -> Tensor:
+        batch = pytree.tree_map(lambda t: t.unsqueeze(0), example)
+        return at.loss_at(params, batch)[0]
 
     params = dict(zip(at.names, (p.detach() for p in at.params)))
-    each = torch.vmap(torch.func.grad(loss), (None, 0))
+    example_gradients = torch.vmap(torch.func.grad(loss), (None, 0))
     with at.ready():
         for batch in at.batches:
             size = pytree.tree_leaves(batch)[0].shape[0]
-            for start in range(0, size, at_a_time):
-                some = pytree.tree_map(lambda t, s=start: t[s : s + at_a_time], batch)
-                found = each(params, some)
-                gradients = torch.cat([found[name].flatten(1) for name in at.names], dim=1)
+            for start in range(0, size, chunk):
+                examples = pytree.tree_map(lambda t, s=start: t[s : s + chunk], batch)
+                by_name = example_gradients(params, examples)
+                gradients = torch.cat([by_name[name].flatten(1) for name in at.names], dim=1)
                 yield (
                     gradients.sum(0, dtype=torch.float64),
                     _squared_norm(gradients),

@@ -1,4 +1,4 @@
-"""The loss along a line and in a plane through points of weight space."""
+"""The loss along a line and over a plane through points in weight space."""
 
 from __future__ import annotations
 
@@ -12,13 +12,17 @@ from torch import Tensor, nn
 __all__ = ["Plane", "along_line", "over_plane"]
 
 State = Mapping[str, Tensor]
+"""Tensors by parameter name."""
 Measure = Callable[[nn.Module], Mapping[str, float]]
-"""How good a model is, by several measures; it should refresh BatchNorm statistics where there are some."""
+"""Evaluates a model and returns metrics by name.
+
+If the model has BatchNorm layers, it should refresh their statistics first.
+"""
 
 
 @contextmanager
-def _lent(model: nn.Module) -> Iterator[None]:
-    """Everything in the model is afterwards what it was."""
+def _preserved(model: nn.Module) -> Iterator[None]:
+    """Restore the model's state and training modes on exit."""
     before = {name: t.clone() for name, t in model.state_dict().items()}
     modes = {module: module.training for module in model.modules()}
     try:
@@ -30,7 +34,7 @@ def _lent(model: nn.Module) -> Iterator[None]:
 
 
 @torch.no_grad()
-def _put(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+def _set_parameters(model: nn.Module, weights: State) -> None:
     for name, p in model.named_parameters():
         p.copy_(weights[name])
 
@@ -38,14 +42,17 @@ def _put(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
 def along_line(
     model: nn.Module, start: State, end: State, measure: Measure, at: Sequence[float]
 ) -> list[dict[str, float]]:
-    """What is measured at start + t·(end − start), for each t of ``at``.
+    """Evaluate a model at start + t·(end − start), for each t in ``at``.
 
     Args:
-        model: to put the weights into; it is afterwards as it was
-        start: where t = 0, by parameters' names
-        end: where t = 1
-        measure: called with the model at each place
-        at: the places
+        model: Model to load the weights into. It is restored afterwards.
+        start: Parameters at t = 0, by name.
+        end: Parameters at t = 1, by name.
+        measure: Evaluates the model at each position.
+        at: Positions t. They may lie outside [0, 1].
+
+    Returns:
+        The metrics at each position.
 
     Example:
         >>> model = nn.Linear(1, 1, bias=False)
@@ -54,19 +61,32 @@ def along_line(
         [{'loss': 0.0}, {'loss': 1.0}, {'loss': 4.0}]
     """
     names = [name for name, _ in model.named_parameters()]
-    found = []
-    with _lent(model):
+    results = []
+    with _preserved(model):
         for t in at:
-            _put(model, {name: torch.lerp(start[name], end[name], float(t)) for name in names})
-            found.append(dict(measure(model)))
-    return found
+            weights = {name: torch.lerp(start[name], end[name], float(t)) for name in names}
+            _set_parameters(model, weights)
+            results.append(dict(measure(model)))
+    return results
 
 
 @dataclass(frozen=True, eq=False)
 class Plane:
-    """Through three points: the first is its origin, the second lies on its first axis.
+    """A plane through three points in weight space.
 
-    Distances in the plane are distances in weight space.
+    The first point is the origin, and the second lies on the first axis. The axes have unit length
+    and are orthogonal, so distances in the plane equal distances in weight space.
+
+    Attributes:
+        origin: The first point.
+        across: Unit vector of the first axis.
+        up: Unit vector of the second axis.
+
+    Example:
+        >>> points = [{"w": torch.tensor(w)} for w in ([0.0, 0.0], [2.0, 0.0], [1.0, 3.0])]
+        >>> plane = Plane.through(*points, names=["w"])
+        >>> plane.coordinates(points[2])
+        (1.0, 3.0)
     """
 
     origin: State
@@ -75,30 +95,58 @@ class Plane:
 
     @classmethod
     def through(cls, first: State, second: State, third: State, names: Sequence[str]) -> Plane:
-        """Three points that do not lie on a line, by parameters' names."""
+        """Construct the plane through three points that do not lie on a line.
+
+        Args:
+            first: The origin of the plane.
+            second: A point on the first axis.
+            third: Any point of the plane off the first axis.
+            names: Names of the parameters that span weight space.
+
+        Returns:
+            The plane.
+
+        Raises:
+            ValueError: If the points lie on a line.
+        """
         origin = {name: first[name].double() for name in names}
         across = {name: second[name].double() - origin[name] for name in names}
         up = {name: third[name].double() - origin[name] for name in names}
         length, size = _dot(across, across) ** 0.5, _dot(up, up) ** 0.5
         if length == 0.0:
-            raise ValueError("the first two points are the same")
+            raise ValueError("The first two points are identical.")
         across = {name: v / length for name, v in across.items()}
         along = _dot(across, up)
         up = {name: v - along * across[name] for name, v in up.items()}
         height = _dot(up, up) ** 0.5
-        # Rounding of the weights alone would make a direction.
+        # Below this height, the second axis would be mere rounding error of the weights.
         rounding = 10 * torch.finfo(first[names[0]].dtype).eps * _dot(origin, origin) ** 0.5
         if height <= max(rounding, 1e-6 * size):
-            raise ValueError("the three points lie on a line: they make no plane")
+            raise ValueError("The three points lie on a line and do not span a plane.")
         return cls(origin, across, {name: v / height for name, v in up.items()})
 
     def coordinates(self, point: State) -> tuple[float, float]:
-        """Where a point is, or the foot of its perpendicular."""
-        away = {name: point[name].double() - v for name, v in self.origin.items()}
-        return _dot(away, self.across), _dot(away, self.up)
+        """Project a point onto the plane.
+
+        Args:
+            point: Parameters by name.
+
+        Returns:
+            The coordinates (x, y) of the nearest point in the plane.
+        """
+        offset = {name: point[name].double() - v for name, v in self.origin.items()}
+        return _dot(offset, self.across), _dot(offset, self.up)
 
     def at(self, x: float, y: float) -> dict[str, Tensor]:
-        """The weights there."""
+        """Return the weights at the coordinates (x, y).
+
+        Args:
+            x: Coordinate along the first axis.
+            y: Coordinate along the second axis.
+
+        Returns:
+            Parameters by name, in double precision.
+        """
         return {
             name: origin + x * self.across[name] + y * self.up[name]
             for name, origin in self.origin.items()
@@ -112,10 +160,20 @@ def _dot(a: State, b: State) -> float:
 def over_plane(
     model: nn.Module, plane: Plane, measure: Measure, at: Sequence[tuple[float, float]]
 ) -> list[dict[str, float]]:
-    """What is measured at these places of the plane; the model is afterwards as it was."""
-    found = []
-    with _lent(model):
+    """Evaluate a model at points of a plane.
+
+    Args:
+        model: Model to load the weights into. It is restored afterwards.
+        plane: The plane.
+        measure: Evaluates the model at each point.
+        at: Coordinates (x, y) in the plane.
+
+    Returns:
+        The metrics at each point.
+    """
+    results = []
+    with _preserved(model):
         for x, y in at:
-            _put(model, plane.at(x, y))
-            found.append(dict(measure(model)))
-    return found
+            _set_parameters(model, plane.at(x, y))
+            results.append(dict(measure(model)))
+    return results

@@ -1,12 +1,16 @@
-"""The spectrum of a large symmetric matrix from products with vectors: its top, its density, traces.
+"""The spectrum of a large symmetric matrix, from matrix-vector products alone.
 
-The matrix is anything with a ``dimension`` and a product ``matrix @ vector`` of torch vectors, such as
-:class:`gadam.analysis.Curvature`. What is estimated at random comes with its standard error.
+This module computes the largest eigenvalues, the spectral density, the trace, and the Frobenius
+norm. A matrix is any object with a ``dimension`` and a product ``matrix @ vector`` with torch
+vectors, such as :class:`gadam.analysis.Curvature`. Stochastic estimates come with their standard
+errors.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Literal, NamedTuple, Protocol
 
 import torch
@@ -26,77 +30,84 @@ __all__ = [
 
 
 class Matrix(Protocol):
-    """A symmetric matrix."""
+    """A symmetric matrix that can be multiplied with vectors."""
 
     @property
-    def dimension(self) -> int: ...
+    def dimension(self) -> int:
+        """The number of rows."""
 
-    def __matmul__(self, vector: Tensor, /) -> Tensor: ...
+    def __matmul__(self, vector: Tensor, /) -> Tensor:
+        """Multiply with a vector."""
 
 
 class Estimate(NamedTuple):
-    """A mean over random probes, and its standard error."""
+    """A mean over random probes.
+
+    Attributes:
+        value: The mean.
+        error: Its standard error.
+    """
 
     value: float
     error: float
 
 
-def at_least_single(dtype: torch.dtype) -> torch.dtype:
-    """What vectors are in: half precision would not do."""
-    return torch.promote_types(dtype, torch.float32)
-
-
 def _like(matrix: Matrix) -> Tensor:
-    """An empty vector of the matrix's own place and type, or single precision where that is less."""
-    params = getattr(matrix, "params", None)
+    """Return an empty vector with the device and dtype of the matrix, but at least float32.
+
+    Half precision is too coarse for Lanczos vectors.
+    """
+    params: Sequence[Tensor] | None = getattr(matrix, "params", None)
     if not params:
         return torch.empty(0, dtype=torch.float64)
-    return params[0].detach().new_empty(0, dtype=at_least_single(params[0].dtype))
+    dtype = torch.promote_types(params[0].dtype, torch.float32)
+    return params[0].detach().new_empty(0, dtype=dtype)
 
 
 def _probe(matrix: Matrix, like: Tensor, generator: torch.Generator) -> Tensor:
-    """Random signs: of all probes they vary least."""
+    """Draw random signs. Of all probe distributions, they have the lowest variance."""
     signs = torch.randint(0, 2, (matrix.dimension,), generator=generator)
     return (2 * signs - 1).to(like)
 
 
-# ------------------------------------------------------------------------------------------- Lanczos
+# ------------------------------------------------------------------------------------------ Lanczos
 
 
 class _Lanczos:
-    """The matrix, tridiagonal in an orthonormal basis that grows by a product a step.
+    """Lanczos tridiagonalization: the matrix in an orthonormal basis that grows by one per product.
 
-    Each new vector is made orthogonal to all before it, twice: without that, rounding lets found eigenvalues come back.
-    Where the space that products reach is exhausted, it goes on from another random vector.
+    Each new vector is orthogonalized against all previous ones, twice. Without that, rounding would
+    produce spurious copies of converged eigenvalues. If the Krylov space is exhausted, the
+    iteration continues from a new random vector.
     """
+
+    BLOCK = 16
 
     def __init__(self, matrix: Matrix, start: Tensor, generator: torch.Generator) -> None:
         self.matrix, self.generator = matrix, generator
         self.size = 0
-        self._blocks: list[Tensor] = []  # of rows: that nothing is copied as they become more
+        self._blocks: list[Tensor] = []  # Blocks of rows, so that growing copies nothing.
         self._add(start / start.norm())
         self.diagonal: list[float] = []
-        self.beside: list[float] = []
+        self.off_diagonal: list[float] = []
         self.exhausted = False
 
     def step(self) -> None:
-        """Grow by one."""
+        """Extend the basis by one vector."""
         newest = self._blocks[-1][(self.size - 1) % self.BLOCK]
         image = self.matrix @ newest
         self.diagonal.append(float(newest.double() @ image.double()))
-        image, size = self._rest(image), 0.0
-        scale = max(map(abs, (*self.diagonal, *self.beside, 1e-300)))
+        image, size = self._orthogonalize(image), 0.0
+        scale = max(map(abs, (*self.diagonal, *self.off_diagonal, 1e-300)))
         if float(image.norm()) > 100 * torch.finfo(image.dtype).eps * scale:
             size = float(image.norm())
-        self.beside.append(size)
+        self.off_diagonal.append(size)
         self.exhausted = self.size == self.matrix.dimension
         if not self.exhausted:
             if size == 0.0:
                 fresh = torch.randn(len(image), generator=self.generator).to(image)
-                image = self._rest(fresh)
+                image = self._orthogonalize(fresh)
             self._add(image / image.norm())
-
-    BLOCK = 16
 
     def _add(self, vector: Tensor) -> None:
         if self.size % self.BLOCK == 0:
@@ -105,37 +116,45 @@ class _Lanczos:
         self._blocks[-1][self.size % self.BLOCK] = vector
         self.size += 1
 
-    def _rest(self, vector: Tensor) -> Tensor:
-        """What of the vector is orthogonal to the basis."""
+    def _orthogonalize(self, vector: Tensor) -> Tensor:
+        """Remove the components in the span of the basis."""
         for _ in range(2):
             vector = vector - sum(block.T @ (block @ vector) for block in self._blocks)
         return vector
 
-    def combined(self, weights: Tensor) -> Tensor:
-        """Sums of the basis vectors with these weights (a row for each sum)."""
+    def combine(self, weights: Tensor) -> Tensor:
+        """Compute linear combinations of the basis vectors, one per row of ``weights``."""
         padded = weights.new_zeros(len(weights), self.BLOCK * len(self._blocks))
         padded[:, : weights.shape[1]] = weights
-        parts = zip(padded.split(self.BLOCK, dim=1), self._blocks)
-        return sum(w[:, : len(block)].to(block) @ block for w, block in parts)
+        parts = zip(torch.split(padded, self.BLOCK, dim=1), self._blocks)
+        return reduce(torch.add, (w[:, : len(block)].to(block) @ block for w, block in parts))
 
     def ritz(self) -> tuple[Tensor, Tensor]:
-        """Eigenvalues, increasing, and eigenvectors (columns) of the tridiagonal matrix."""
+        """Return ascending eigenvalues and eigenvectors (columns) of the tridiagonal matrix."""
         t = torch.diag(torch.tensor(self.diagonal, dtype=torch.float64))
         if len(self.diagonal) > 1:
-            beside = torch.tensor(self.beside[: len(self.diagonal) - 1], dtype=torch.float64)
-            t += torch.diag(beside, 1) + torch.diag(beside, -1)
+            entries = self.off_diagonal[: len(self.diagonal) - 1]
+            off_diagonal = torch.tensor(entries, dtype=torch.float64)
+            t += torch.diag(off_diagonal, 1) + torch.diag(off_diagonal, -1)
         values, vectors = torch.linalg.eigh(t)
         return values, vectors
 
     def residuals(self, vectors: Tensor) -> Tensor:
-        """How far each Ritz pair is from being an eigenpair: a bound on the error of its value."""
-        last = 0.0 if self.exhausted else self.beside[-1]
+        """Return the residual norm of each Ritz pair, which bounds the error of its value."""
+        last = 0.0 if self.exhausted else self.off_diagonal[-1]
         return last * vectors[-1].abs()
 
 
 @dataclass(frozen=True, eq=False)
 class Eigen:
-    """Eigenvalues, the wanted first, with a bound on the error of each, and their eigenvectors as rows."""
+    """Eigenvalues and eigenvectors, in the requested order.
+
+    Attributes:
+        values: Eigenvalues.
+        errors: A bound on the error of each eigenvalue.
+        vectors: Eigenvectors, as rows.
+        products: Number of matrix-vector products used.
+    """
 
     values: Tensor
     errors: Tensor
@@ -152,18 +171,27 @@ def top_eigenvalues(
     products: int = 200,
     seed: int = 0,
 ) -> Eigen:
-    """The largest eigenvalues, by Lanczos' method with full reorthogonalisation.
+    """Compute the largest eigenvalues, by the Lanczos method with full reorthogonalization.
 
-    An eigenvalue that several directions share exactly may be found once only.
+    A degenerate eigenvalue may be found only once.
 
     Args:
-        matrix: whose
-        count: how many
-        by: "magnitude" (the first is then the spectral norm, with its sign), or "value"
-        tolerance: of each, relative: its residual's, which bounds how far it is from an eigenvalue; the largest is off by its
-            square, nearly always
-        products: with vectors, at most; as many copies of the parameters are kept
-        seed: of the start
+        matrix: The matrix.
+        count: Number of eigenvalues.
+        by: Order by ``"magnitude"`` or ``"value"``. By magnitude, the first eigenvalue is the
+            spectral norm with its sign.
+        tolerance: Relative residual at which an eigenvalue counts as converged. The residual bounds
+            the distance to the nearest eigenvalue. The error of the largest eigenvalue is almost
+            always of the order of its square.
+        products: Maximum number of matrix-vector products. One basis vector per product is kept in
+            memory.
+        seed: Seed of the start vector.
+
+    Returns:
+        The eigenvalues with their error bounds and eigenvectors.
+
+    Raises:
+        ValueError: If ``count`` or ``by`` is invalid.
 
     Example:
         >>> class Diagonal:
@@ -174,9 +202,9 @@ def top_eigenvalues(
         [99.0, 98.0]
     """
     if not 1 <= count <= matrix.dimension:
-        raise ValueError(f"count must lie between 1 and {matrix.dimension}, not {count}")
+        raise ValueError(f"count must be between 1 and {matrix.dimension}, got {count}.")
     if by not in ("magnitude", "value"):
-        raise ValueError(f"by is magnitude or value, not {by!r}")
+        raise ValueError(f"by must be 'magnitude' or 'value', got {by!r}.")
     generator = torch.Generator().manual_seed(seed)
     start = torch.randn(matrix.dimension, generator=generator).to(_like(matrix))
     lanczos = _Lanczos(matrix, start, generator)
@@ -186,54 +214,84 @@ def top_eigenvalues(
             values, vectors = lanczos.ritz()
             order = (values.abs() if by == "magnitude" else values).argsort(descending=True)[:count]
             errors = lanczos.residuals(vectors)[order]
-            good = bool((errors <= tolerance * values[order].abs().clamp_min(1e-300)).all())
-            if good or lanczos.exhausted or len(lanczos.diagonal) >= products:
+            converged = bool((errors <= tolerance * values[order].abs().clamp_min(1e-300)).all())
+            if converged or lanczos.exhausted or len(lanczos.diagonal) >= products:
                 break
-    found = lanczos.combined(vectors[:, order].T)
-    return Eigen(values[order], errors, found, len(lanczos.diagonal))
+    eigenvectors = lanczos.combine(vectors[:, order].T)
+    return Eigen(values[order], errors, eigenvectors, len(lanczos.diagonal))
 
 
-# ------------------------------------------------------------------------------------------- density
+# ------------------------------------------------------------------------------------------ density
 
 
 @dataclass(frozen=True, eq=False)
 class Density:
-    """The spectral density as points of mass: eigenvalues, and what share of all is there.
+    """A spectral density as a sum of point masses.
 
-    ``gadam.theory.measured(density.nodes, density.weights, P)`` makes a spectrum of it to predict from.
+    ``gadam.theory.measured(density.nodes, density.weights, P)`` converts it to a spectrum for
+    predictions.
+
+    Attributes:
+        nodes: Positions of the masses on the eigenvalue axis.
+        weights: Fraction of all eigenvalues at each node.
     """
 
     nodes: Tensor
     weights: Tensor
 
     def mean(self, power: int) -> float:
-        """Tr Hᵖ/P."""
+        """Return the moment Tr Hᵏ/P.
+
+        Args:
+            power: The order k of the moment.
+
+        Returns:
+            The mean of the k-th power of the eigenvalues.
+        """
         return float(self.weights @ self.nodes**power)
 
     def smoothed(self, at: Tensor, width: float) -> Tensor:
-        """The density at these places, each mass spread by a normal distribution of this width."""
+        """Smooth the density with a Gaussian kernel.
+
+        Args:
+            at: Positions on the eigenvalue axis.
+            width: Standard deviation of the kernel.
+
+        Returns:
+            The density at each position.
+        """
         z = (at[:, None] - self.nodes[None]) / width
-        return torch.exp(-(z**2) / 2) @ self.weights / (width * (2 * torch.pi) ** 0.5)
+        density: Tensor = torch.exp(-(z**2) / 2) @ self.weights / (width * (2 * torch.pi) ** 0.5)
+        return density
 
 
 def spectral_density(matrix: Matrix, *, probes: int = 4, steps: int = 50, seed: int = 0) -> Density:
-    """By stochastic Lanczos quadrature: each probe gives a Gauss quadrature of the density, as it sees it.
+    """Estimate the spectral density by stochastic Lanczos quadrature.
+
+    Each probe contributes the Gauss quadrature of its own spectral measure.
 
     Args:
-        matrix: whose
-        probes: random vectors
-        steps: of Lanczos' method from each; moments up to twice as many are right for each probe
-        seed: of the probes
+        matrix: The matrix.
+        probes: Number of random probe vectors.
+        steps: Lanczos steps per probe. The moments of the probe's spectral measure are exact up to
+            order 2·steps − 1.
+        seed: Seed of the probes.
+
+    Returns:
+        The density as point masses.
+
+    Raises:
+        ValueError: If ``probes`` or ``steps`` is less than 1.
     """
     if probes < 1 or steps < 1:
-        raise ValueError(f"probes and steps must be at least 1, not {probes} and {steps}")
+        raise ValueError(f"probes and steps must be at least 1, got {probes} and {steps}.")
     generator, like = torch.Generator().manual_seed(seed), _like(matrix)
     nodes, weights = [], []
     for _ in range(probes):
         lanczos = _Lanczos(matrix, _probe(matrix, like, generator), generator)
         for _ in range(steps):
             lanczos.step()
-            if lanczos.beside[-1] == 0.0:  # the quadrature is exact
+            if lanczos.off_diagonal[-1] == 0.0:  # The quadrature is exact.
                 break
         values, vectors = lanczos.ritz()
         nodes.append(values)
@@ -241,7 +299,7 @@ def spectral_density(matrix: Matrix, *, probes: int = 4, steps: int = 50, seed: 
     return Density(torch.cat(nodes), torch.cat(weights))
 
 
-# -------------------------------------------------------------------------------------------- traces
+# ------------------------------------------------------------------------------------------- traces
 
 
 def _estimate(samples: list[float]) -> Estimate:
@@ -257,15 +315,22 @@ def trace(
     method: Literal["hutchinson", "hutch++"] = "hutchinson",
     seed: int = 0,
 ) -> Estimate:
-    """Of the matrix, from random probes.
+    """Estimate the trace from random probes.
 
     Args:
-        matrix: whose
-        probes: products with vectors
-        method: "hutchinson", the mean of vᵀHv; or "hutch++" (Meyer, Musco, Musco and Woodruff, 2021), which takes the
-            trace on a space that a third of the probes find exactly and only the rest at random: far better where few
-            eigenvalues are large
-        seed: of the probes
+        matrix: The matrix.
+        probes: Number of matrix-vector products.
+        method: ``"hutchinson"`` averages vᵀHv over random signs v. ``"hutch++"`` (Meyer, Musco,
+            Musco, and Woodruff, 2021) finds a dominant subspace with a third of the products,
+            computes the trace on it exactly, and estimates only the rest. It is far more accurate
+            if few eigenvalues are large.
+        seed: Seed of the probes.
+
+    Returns:
+        The estimate with its standard error.
+
+    Raises:
+        ValueError: If ``method`` is unknown or there are too few probes.
     """
     generator, like = torch.Generator().manual_seed(seed), _like(matrix)
 
@@ -275,30 +340,44 @@ def trace(
     if method == "hutchinson":
         return trace_and_frobenius(matrix, probes=probes, seed=seed)[0]
     if method != "hutch++":
-        raise ValueError(f"method is hutchinson or hutch++, not {method!r}")
+        raise ValueError(f"method must be 'hutchinson' or 'hutch++', got {method!r}.")
     third = probes // 3
     if third < 2:
-        raise ValueError(f"hutch++ needs at least 6 probes, not {probes}")
-    if third >= matrix.dimension:  # there is nothing left to estimate
+        raise ValueError(f"hutch++ needs at least 6 probes, got {probes}.")
+    if third >= matrix.dimension:  # Nothing is left to estimate.
         units = torch.eye(matrix.dimension, dtype=like.dtype, device=like.device)
         return Estimate(sum(map(quadratic, units)), 0.0)
     images = torch.stack([matrix @ _probe(matrix, like, generator) for _ in range(third)], dim=1)
     basis = torch.linalg.qr(images).Q
     exact = sum(quadratic(column) for column in basis.T)
-    rest = []
+    samples = []
     for _ in range(third):
         v = _probe(matrix, like, generator)
-        rest.append(quadratic(v - basis @ (basis.T @ v)))
-    found = _estimate(rest)
-    return Estimate(exact + found.value, found.error)
+        samples.append(quadratic(v - basis @ (basis.T @ v)))
+    remainder = _estimate(samples)
+    return Estimate(exact + remainder.value, remainder.error)
 
 
 def trace_and_frobenius(
     matrix: Matrix, *, probes: int = 30, seed: int = 0
 ) -> tuple[Estimate, Estimate]:
-    """Tr H and ‖H‖²_F from the same products: as :func:`trace` and :func:`squared_norm`, for the price of one."""
+    """Estimate Tr H and ‖H‖²_F from the same products.
+
+    Returns the results of :func:`trace` and :func:`squared_norm` at the cost of one.
+
+    Args:
+        matrix: The matrix.
+        probes: Number of matrix-vector products.
+        seed: Seed of the probes.
+
+    Returns:
+        The trace and the squared Frobenius norm, each with its standard error.
+
+    Raises:
+        ValueError: If there are fewer than two probes.
+    """
     if probes < 2:
-        raise ValueError(f"there must be at least 2 probes, not {probes}")
+        raise ValueError(f"probes must be at least 2, got {probes}.")
     generator, like = torch.Generator().manual_seed(seed), _like(matrix)
     traces, squares = [], []
     for _ in range(probes):
@@ -310,5 +389,17 @@ def trace_and_frobenius(
 
 
 def squared_norm(matrix: Matrix, *, probes: int = 30, seed: int = 0) -> Estimate:
-    """‖H‖²_F, Frobenius', from the mean of ‖Hv‖² over random probes."""
+    """Estimate the squared Frobenius norm ‖H‖²_F as the mean of ‖Hv‖² over random probes.
+
+    Args:
+        matrix: The matrix.
+        probes: Number of matrix-vector products.
+        seed: Seed of the probes.
+
+    Returns:
+        The estimate with its standard error.
+
+    Raises:
+        ValueError: If there are fewer than two probes.
+    """
     return trace_and_frobenius(matrix, probes=probes, seed=seed)[1]

@@ -1,11 +1,11 @@
-"""Points in weight space: how far iterates lie apart, and how fast their directions turn."""
+"""Distances between points in weight space, and effective learning rates."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -13,15 +13,32 @@ from torch import Tensor, nn
 __all__ = ["Distances", "distances", "effective_rate", "effective_rates", "norms"]
 
 State = Mapping[str, Tensor]
+"""Tensors by name, as in a state dict."""
+
+
+class HasNorms(Protocol):
+    """The norms of the weights after one epoch, such as the record of an epoch."""
+
+    @property
+    def epoch(self) -> int:
+        """The number of completed epochs."""
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the epoch."""
+
+    @property
+    def norms(self) -> Mapping[str, float]:
+        """Norms by parameter name, as returned by :func:`norms`. Unknown norms are NaN."""
 
 
 @dataclass(frozen=True, eq=False)
 class Distances:
-    """Between all pairs of n points.
+    """Distances between all pairs of n points.
 
     Attributes:
-        matrix: ‖wᵢ − wⱼ‖, (n, n).
-        norms: ‖wᵢ‖.
+        matrix: ‖wᵢ − wⱼ‖, of shape (n, n).
+        norms: ‖wᵢ‖, of shape (n,).
     """
 
     matrix: Tensor
@@ -29,37 +46,45 @@ class Distances:
 
     @property
     def mean(self) -> float:
-        """Over all pairs of different points."""
+        """The mean distance over all pairs of distinct points."""
         n = len(self.norms)
         return float(self.matrix.sum() / (n * (n - 1)))
 
     @property
     def relative(self) -> float:
-        """The mean distance over the mean norm."""
+        """The mean distance divided by the mean norm."""
         return self.mean / float(self.norms.mean())
 
     @property
     def consecutive(self) -> float:
-        """The mean distance from a point to the next."""
+        """The mean distance between consecutive points."""
         return float(self.matrix.diagonal(1).mean())
 
     def by_distance(self) -> list[float]:
-        """The mean over pairs that are 1, 2, … places apart in the order of the points."""
+        """Return the mean distances of the pairs that are 1, 2, … positions apart."""
         return [float(self.matrix.diagonal(k).mean()) for k in range(1, len(self.norms))]
 
 
 def distances(
-    points: Sequence[State], names: Iterable[str] | None = None, *, numbers: int | None = None
+    points: Sequence[State], names: Iterable[str] | None = None, *, max_elements: int | None = None
 ) -> Distances:
-    """In weight space, between all pairs of points.
+    """Compute the distances in weight space between all pairs of points.
 
-    The points may lie on the disk (``torch.load(path, mmap=True)``): not more than two of them, or ``numbers``, are in
-    memory at a time.
+    The points may stay on disk (``torch.load(path, mmap=True)``). At most ``max_elements`` of
+    their elements are in memory at a time.
 
     Args:
-        points: the tensors of each by name, as a state_dict
-        names: of those that count, such as the parameters' (buffers are no weights); else all that hold real numbers
-        numbers: that are in memory at a time
+        points: State dicts, or other mappings of names to tensors.
+        names: Names of the tensors to compare, such as those of the parameters without the buffers.
+            Defaults to all floating-point tensors.
+        max_elements: Maximum number of elements in memory at a time. Defaults to twice the size of
+            a point.
+
+    Returns:
+        The distances and the norms of the points.
+
+    Raises:
+        ValueError: If there are fewer than two points, or their tensors do not match.
 
     Example:
         >>> points = [{"w": torch.tensor([3.0, 4.0])}, {"w": torch.tensor([3.0, 1.0])}]
@@ -68,17 +93,20 @@ def distances(
     """
     n = len(points)
     if n < 2:
-        raise ValueError(f"distances are between at least two points, not {n}")
+        raise ValueError(f"distances needs at least two points, got {n}.")
     if names is None:
         names = [name for name, t in points[0].items() if t.is_floating_point()]
     names = list(names)
     for i, point in enumerate(points):
         for name in names:
             if name not in point or point[name].shape != points[0][name].shape:
-                raise ValueError(f"point {i} has no {name!r} of the shape that the first has")
-    if numbers is None:
-        numbers = 2 * sum(points[0][name].numel() for name in names)
-    chunk = max(1, numbers // (5 * n))  # once as they are, twice in double precision
+                raise ValueError(
+                    f"Point {i} must have a tensor {name!r} with the same shape as in point 0."
+                )
+    if max_elements is None:
+        max_elements = 2 * sum(points[0][name].numel() for name in names)
+    # Each element is held once in single precision and twice in double precision.
+    chunk = max(1, max_elements // (5 * n))
     squares = torch.zeros(n, n, dtype=torch.float64)
     lengths = torch.zeros(n, dtype=torch.float64)
     for name in names:
@@ -86,7 +114,7 @@ def distances(
         for start in range(0, flat[0].numel(), chunk):
             w = torch.stack([f[start : start + chunk].cpu() for f in flat]).double()
             lengths += w.square().sum(1)
-            w = w - w.mean(0)  # distances do not change, and lose no digits
+            w = w - w.mean(0)  # Leaves distances unchanged and avoids cancellation.
             products = w @ w.T
             own = products.diagonal()
             squares += own[:, None] + own[None, :] - 2 * products
@@ -94,17 +122,38 @@ def distances(
 
 
 def effective_rate(model: nn.Module, lr: float) -> dict[str, float]:
-    """α/‖w‖² of each weight that is a matrix or a filter, and of all parameters together (as "all").
+    r"""Compute the effective learning rates of a model's weights.
 
-    Where BatchNorm follows a layer, the length of its weights does not matter, and their direction turns at a rate in
-    proportion to this (Hoffer, Banner, Golan and Soudry, 2018).
+    If BatchNorm follows a layer, the norm of the layer's weights has no effect on its output, and
+    the direction of the weights turns at a rate proportional to the effective learning rate
+
+    .. math::
+        \alpha_{\text{eff}} = \alpha / \lVert w \rVert^2
+
+    (Hoffer, Banner, Golan, and Soudry, 2018).
+
+    Args:
+        model: Model to measure.
+        lr: The learning rate α.
+
+    Returns:
+        Effective learning rates by parameter name, for each parameter with two or more dimensions,
+        and for all parameters together under ``"all"``.
     """
     return _rates(lr, norms(model))
 
 
 @torch.no_grad()
 def norms(model: nn.Module) -> dict[str, float]:
-    """‖w‖ of each weight that is a matrix or a filter, and of all parameters together (as "all")."""
+    """Compute the Euclidean norms of a model's weights.
+
+    Args:
+        model: Model to measure.
+
+    Returns:
+        Norms by parameter name, for each parameter with two or more dimensions, and for all
+        parameters together under ``"all"``.
+    """
     squares = {name: float(p.double().square().sum()) for name, p in model.named_parameters()}
     shaped = [name for name, p in model.named_parameters() if p.dim() > 1]
     return {"all": math.sqrt(sum(squares.values()))} | {
@@ -116,14 +165,20 @@ def _rates(lr: float, lengths: Mapping[str, float]) -> dict[str, float]:
     return {name: lr / norm**2 if norm else math.inf for name, norm in lengths.items()}
 
 
-def effective_rates(lines: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]]]:
-    """The same along training, from a run's lines (``epochs.jsonl``): (epoch, α/‖w‖²) by layer.
+def effective_rates(epochs: Iterable[HasNorms]) -> dict[str, list[tuple[int, float]]]:
+    """Compute the effective learning rates over the epochs of a run.
 
-    Norms that are not there, as in runs before gadam took them down, or no numbers, are left out.
+    Norms that are missing or not finite are skipped.
+
+    Args:
+        epochs: The learning rate and the norms of the weights, per epoch.
+
+    Returns:
+        (epoch, effective learning rate) pairs by parameter name.
     """
-    found: dict[str, list[tuple[int, float]]] = {}
-    for line in lines:
-        norms = {name: norm for name, norm in (line.get("norms") or {}).items() if norm is not None}
-        for name, rate in _rates(line["lr"], norms).items():
-            found.setdefault(name, []).append((line["epoch"], rate))
-    return found
+    rates: dict[str, list[tuple[int, float]]] = {}
+    for record in epochs:
+        known = {name: norm for name, norm in record.norms.items() if math.isfinite(norm)}
+        for name, rate in _rates(record.lr, known).items():
+            rates.setdefault(name, []).append((record.epoch, rate))
+    return rates
