@@ -1,4 +1,4 @@
-"""A network so small that its Hessian can be built in full."""
+"""A network small enough to build its full Hessian."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def network() -> nn.Module:
     model = nn.Sequential(
         nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Dropout(0.5), nn.Linear(5, 3)
     ).double()
-    model(torch.randn(50, 4).double())  # running statistics of their own
+    model(torch.randn(50, 4).double())  # Give the running statistics non-default values.
     return model
 
 
@@ -30,8 +30,8 @@ DATA = [
 ]
 
 
-def full(model: nn.Module, batchnorm: BatchNorm) -> Tensor:
-    """The Hessian of the mean loss, by torch's own function."""
+def full_hessian(model: nn.Module, batchnorm: BatchNorm) -> Tensor:
+    """Build the Hessian of the mean loss with ``torch.autograd.functional.hessian``."""
     model = copy.deepcopy(model).eval()
     for module in model.modules():
         if isinstance(module, nn.BatchNorm1d) and batchnorm == "train":

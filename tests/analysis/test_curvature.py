@@ -1,8 +1,9 @@
-"""Products with the Hessian and the Gauss-Newton matrix: against both built in full."""
+"""Check Hessian and Gauss-Newton products against the full matrices."""
 
 from __future__ import annotations
 
 import copy
+import gc
 import warnings
 from typing import Any
 
@@ -12,31 +13,31 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gadam.analysis import Curvature
-from small_hessian import DATA, full, network
+from small_hessian import DATA, full_hessian, network
 
 
-def matrix(curvature: Curvature) -> Tensor:
+def to_matrix(curvature: Curvature) -> Tensor:
     return torch.stack([curvature @ e for e in torch.eye(curvature.dimension).double()])
 
 
 @pytest.mark.parametrize("batchnorm", ["eval", "train"])
 @pytest.mark.parametrize("method", ["reverse", "forward"])
-def test_it_is_the_hessian_of_the_whole_data(batchnorm, method):
+def test_hessian_matches_full_matrix(batchnorm, method):
     model = network().train()
     state = copy.deepcopy(model.state_dict())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, of its own
-        found = matrix(Curvature(model, DATA, batchnorm=batchnorm, method=method))
-    torch.testing.assert_close(found, full(model, batchnorm), rtol=1e-10, atol=1e-12)
+        warnings.simplefilter("ignore", DeprecationWarning)  # Raised inside torch.
+        found = to_matrix(Curvature(model, DATA, batchnorm=batchnorm, method=method))
+    torch.testing.assert_close(found, full_hessian(model, batchnorm), rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(found, found.T)
-    # Nothing of it is left in the model.
+    # The model is unchanged.
     assert all(module.training for module in model.modules())
     assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
 
 
-def test_kept_graphs_give_the_same_until_the_weights_move():
+def test_cached_graphs_match_until_weights_change():
     model = network()
     seen: list[int] = []
 
@@ -44,44 +45,40 @@ def test_kept_graphs_give_the_same_until_the_weights_move():
         seen.append(len(batch[1]))
         return F.cross_entropy(model(batch[0]), batch[1]), len(batch[1])
 
-    kept, plain = Curvature(model, DATA, loss), Curvature(model, DATA, graph_memory=0)
-    torch.testing.assert_close(matrix(kept), matrix(plain), rtol=0, atol=0)
-    assert seen == [
-        7,
-        7,
-        5,
-        9,
-    ]  # once to estimate the room, once for each batch, for all 53 products
+    cached, plain = Curvature(model, DATA, loss), Curvature(model, DATA, graph_memory=0)
+    torch.testing.assert_close(to_matrix(cached), to_matrix(plain), rtol=0, atol=0)
+    # One call to estimate the memory and one per batch, for all 53 products.
+    assert seen == [7, 7, 5, 9]
     with torch.no_grad():
         next(model.parameters()).add_(0.1)
-    torch.testing.assert_close(matrix(kept), matrix(plain), rtol=0, atol=0)
-    # In evaluation the running statistics matter as the weights do.
+    torch.testing.assert_close(to_matrix(cached), to_matrix(plain), rtol=0, atol=0)
+    # In evaluation mode the running statistics matter as much as the weights.
     bn = next(module for module in model.modules() if isinstance(module, nn.BatchNorm1d))
     assert bn.running_var is not None
     bn.running_var.mul_(2.0)
-    torch.testing.assert_close(matrix(kept), matrix(plain), rtol=0, atol=0)
+    torch.testing.assert_close(to_matrix(cached), to_matrix(plain), rtol=0, atol=0)
 
 
 class Doubled(nn.BatchNorm1d):
-    """A layer of its user's own."""
+    """A user-defined BatchNorm layer."""
 
     def forward(self, input: Tensor) -> Tensor:
         return 2 * super().forward(input)
 
 
 @pytest.mark.parametrize("affine", [True, False])
-def test_batchnorm_of_every_kind_is_what_it_is(affine):
-    """What stands in for torch's own in evaluation is the same function, and leaves others alone."""
+def test_batchnorm_replacement_computes_the_same_function(affine):
+    """The replacement for stock BatchNorm is exact, and other BatchNorm layers are left alone."""
     torch.manual_seed(0)
-    own = nn.BatchNorm1d(5, affine=affine)
+    stock = nn.BatchNorm1d(5, affine=affine)
     patched = nn.BatchNorm1d(5)
     patched.forward = lambda x: 3 * x  # type: ignore[method-assign, assignment]
-    layers = [nn.Linear(4, 5), own, nn.Tanh(), Doubled(5), patched, nn.Linear(5, 3)]
+    layers = [nn.Linear(4, 5), stock, nn.Tanh(), Doubled(5), patched, nn.Linear(5, 3)]
     model = nn.Sequential(*layers, nn.BatchNorm1d(3, track_running_stats=False)).double()
     model(torch.randn(50, 4).double())
     found = {}
     for method in ("reverse", "forward"):
-        found[method] = matrix(Curvature(model, DATA, method=method))
+        found[method] = to_matrix(Curvature(model, DATA, method=method))
     torch.testing.assert_close(found["reverse"], found["forward"])
     model.eval()
 
@@ -102,18 +99,18 @@ def test_batchnorm_of_every_kind_is_what_it_is(affine):
         ]
     )
     torch.testing.assert_close(found["reverse"], expected)
-    assert "forward" not in own.__dict__
+    assert "forward" not in stock.__dict__
     assert "forward" in patched.__dict__
 
 
-def test_graphs_that_need_more_memory_are_not_kept():
+def test_graphs_over_the_memory_limit_are_not_cached():
     model = network()
     small = Curvature(model, DATA, graph_memory=1000)
-    torch.testing.assert_close(matrix(small), matrix(Curvature(model, DATA)), rtol=0, atol=0)
+    torch.testing.assert_close(to_matrix(small), to_matrix(Curvature(model, DATA)), rtol=0, atol=0)
     assert not small._graphs
 
 
-def test_the_gradient_and_the_loss_are_those_of_the_whole_data():
+def test_gradient_and_loss_cover_all_data():
     model = network()
     curvature = Curvature(model, DATA)
     model.eval()
@@ -124,7 +121,7 @@ def test_the_gradient_and_the_loss_are_those_of_the_whole_data():
     assert curvature.mean_loss() == pytest.approx(loss.item())
 
 
-def test_the_gauss_newton_matrix_is_built_from_jacobians():
+def test_gauss_newton_matches_explicit_jacobians():
     model = network().eval()
     names = [name for name, _ in model.named_parameters()]
     total = torch.zeros(())
@@ -135,19 +132,19 @@ def test_the_gauss_newton_matrix_is_built_from_jacobians():
         p = model(x).softmax(1)
         h = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
         total = total + torch.einsum("nap,nab,nbq->pq", j, h, j) / 21
-    found = matrix(Curvature(model, DATA, kind="ggn"))
+    found = to_matrix(Curvature(model, DATA, kind="ggn"))
     torch.testing.assert_close(found, total.detach(), rtol=1e-10, atol=1e-12)
     assert torch.linalg.eigvalsh(found).min() > -1e-12
 
 
-def test_for_a_linear_model_both_are_the_same():
+def test_hessian_and_gauss_newton_agree_for_linear_model():
     torch.manual_seed(0)
     model = nn.Linear(4, 3).double()
-    both = [matrix(Curvature(model, DATA, kind=kind)) for kind in ("hessian", "ggn")]
+    both = [to_matrix(Curvature(model, DATA, kind=kind)) for kind in ("hessian", "ggn")]
     torch.testing.assert_close(both[0], both[1])
 
 
-def test_another_loss_frozen_parameters_and_parameters_that_do_not_matter():
+def test_custom_loss_with_frozen_and_unused_parameters():
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -166,7 +163,7 @@ def test_another_loss_frozen_parameters_and_parameters_that_do_not_matter():
 
     hessian = Curvature(model, DATA, squares)
     assert hessian.names == ["unused", "used.weight", "used.bias"]
-    found = matrix(hessian)
+    found = to_matrix(hessian)
     assert not found[:2].any()
     x = torch.cat([x for x, _ in DATA])
     features = torch.cat([x, torch.ones(21, 1)], dim=1) * model.frozen(x)
@@ -175,8 +172,6 @@ def test_another_loss_frozen_parameters_and_parameters_that_do_not_matter():
 
 
 def test_memory_stays_flat_and_graphs_are_freed():
-    import gc
-
     model = network()
     curvature = Curvature(model, DATA, batchnorm="train")
     v = torch.ones(curvature.dimension).double()
@@ -192,16 +187,16 @@ def test_memory_stays_flat_and_graphs_are_freed():
     assert tensors() <= before
 
 
-def test_what_cannot_be():
+def test_invalid_arguments_raise():
     model = network()
     for keyword in ("kind", "batchnorm", "method"):
-        with pytest.raises(ValueError, match=f"{keyword} is .* not 'x'"):
+        with pytest.raises(ValueError, match=f"{keyword} must be .* got 'x'"):
             Curvature(model, DATA, **{keyword: "x"})  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="gone through many times"):
+    with pytest.raises(ValueError, match="iterated many times"):
         Curvature(model, iter(DATA))
     with pytest.raises(ValueError, match="no data"):
         _ = Curvature(model, []) @ torch.zeros(Curvature(model, []).dimension)
-    with pytest.raises(ValueError, match="a vector of 53 numbers"):
+    with pytest.raises(ValueError, match=r"a vector of shape \(53,\)"):
         _ = Curvature(model, DATA) @ torch.zeros(3)
-    with pytest.raises(ValueError, match="no parameters that learn"):
+    with pytest.raises(ValueError, match="no parameters that require a gradient"):
         Curvature(model.requires_grad_(False), DATA)

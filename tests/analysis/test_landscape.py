@@ -1,4 +1,4 @@
-"""Lines and planes through points of weight space."""
+"""Check lines and planes through points in weight space."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def point(seed: int) -> dict[str, torch.Tensor]:
 
 
 def height(m: nn.Module) -> dict[str, float]:
-    m(torch.ones(3, 2))  # moves running statistics
+    m(torch.ones(3, 2))  # Updates the running statistics.
     return {"loss": sum(float(p.detach().square().sum()) for p in m.parameters())}
 
 
@@ -28,7 +28,7 @@ def squared(state: dict[str, torch.Tensor]) -> float:
     return sum(float(t.double().square().sum()) for t in state.values())
 
 
-def test_along_a_line():
+def test_line_evaluates_each_position_and_restores_the_model():
     m = model().train()
     m[1].eval()
     before = {name: t.clone() for name, t in m.state_dict().items()}
@@ -40,7 +40,7 @@ def test_along_a_line():
     assert [module.training for module in m] == [True, False]
 
 
-def test_the_model_is_given_back_after_an_error():
+def test_model_is_restored_after_an_error():
     m = model()
     before = {name: t.clone() for name, t in m.state_dict().items()}
 
@@ -52,19 +52,19 @@ def test_the_model_is_given_back_after_an_error():
     assert all(torch.equal(t, before[name]) for name, t in m.state_dict().items())
 
 
-def test_in_a_plane():
+def test_plane_coordinates_and_evaluation():
     a, b, c, d = (point(seed) for seed in range(4))
     plane = Plane.through(a, b, c, list(a))
     assert plane.coordinates(a) == pytest.approx((0.0, 0.0), abs=1e-6)
     x, y = plane.coordinates(b)
     assert y == pytest.approx(0.0, abs=1e-6)
     assert x**2 == pytest.approx(squared({n: b[n] - a[n] for n in a}), rel=1e-5)
-    for each in (a, b, c):  # they are in it
+    for each in (a, b, c):  # These points lie in the plane.
         back = plane.at(*plane.coordinates(each))
         assert squared({n: back[n] - each[n] for n in a}) == pytest.approx(0.0, abs=1e-10)
-    # Of another point it is the nearest.
-    foot = plane.at(*plane.coordinates(d))
-    nearest = squared({n: foot[n] - d[n] for n in a})
+    # Other points map to the nearest point in the plane.
+    projected = plane.at(*plane.coordinates(d))
+    nearest = squared({n: projected[n] - d[n] for n in a})
     x, y = plane.coordinates(d)
     for dx, dy in ((0.1, 0.0), (0.0, 0.1), (-0.1, -0.1)):
         other = plane.at(x + dx, y + dy)
@@ -74,10 +74,10 @@ def test_in_a_plane():
     assert [v["loss"] for v in found] == pytest.approx([squared(a), squared(c)], rel=1e-5)
 
 
-def test_points_on_a_line_make_no_plane():
+def test_collinear_points_raise():
     a, b = point(1), point(2)
-    middle = {n: (a[n] + b[n]) / 2 for n in a}  # but for rounding
+    middle = {n: (a[n] + b[n]) / 2 for n in a}  # Collinear up to rounding.
     with pytest.raises(ValueError, match="lie on a line"):
         Plane.through(a, b, middle, list(a))
-    with pytest.raises(ValueError, match="the same"):
+    with pytest.raises(ValueError, match="identical"):
         Plane.through(a, a, b, list(a))

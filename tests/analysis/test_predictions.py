@@ -1,4 +1,4 @@
-"""Diversity and ensembles of predictions, against the definitions."""
+"""Check diversity and ensembles against their definitions."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def draw(n: int, examples: int, classes: int, seed: int = 0, sharp: float = 2.0)
     examples=st.integers(1, 30),
     classes=st.integers(2, 7),
     sharp=st.sampled_from([1e-3, 1.0, 30.0]),
-    numbers=st.integers(1, 500),
+    max_elements=st.integers(1, 500),
 )
-def test_every_pair_by_the_definitions(n, examples, classes, sharp, numbers):
+def test_every_pair_matches_the_definitions(n, examples, classes, sharp, max_elements):
     points = draw(n, examples, classes, seed=n * examples, sharp=sharp)
-    found = diversity(points, numbers=numbers)  # in pieces of any size
+    found = diversity(points, max_elements=max_elements)
     assert found.examples == examples
     for i, a in enumerate(points):
         for j, b in enumerate(points):
@@ -50,7 +50,7 @@ def test_every_pair_by_the_definitions(n, examples, classes, sharp, numbers):
                 assert seen == pytest.approx(value / examples, rel=1e-5, abs=1e-12), name
 
 
-def test_the_means_and_the_papers_unit():
+def test_means_and_the_unit_of_the_paper():
     points = draw(4, 50, 3)
     found = diversity(points)
     pairs = [float(found.kl[i, j]) for i in range(4) for j in range(i)]
@@ -60,7 +60,7 @@ def test_the_means_and_the_papers_unit():
     assert len(found.by_distance("kl")) == 3
 
 
-def test_what_is_nearly_the_same_keeps_its_digits():
+def test_nearly_identical_predictions_keep_precision():
     a = draw(1, 2000, 10)[0].double()
     b = (
         a + 1e-6 * torch.randn(a.shape, generator=torch.Generator().manual_seed(1)).double()
@@ -72,24 +72,24 @@ def test_what_is_nearly_the_same_keeps_its_digits():
     assert float(found.kl[0, 1]) == pytest.approx(exact, rel=1e-6)
 
 
-@given(n=st.integers(1, 6), examples=st.integers(1, 25), numbers=st.integers(1, 300))
-def test_an_ensemble_is_the_mean_of_probabilities(n, examples, numbers):
+@given(n=st.integers(1, 6), examples=st.integers(1, 25), max_elements=st.integers(1, 300))
+def test_ensemble_is_the_mean_of_probabilities(n, examples, max_elements):
     points = draw(n, examples, 4, seed=examples)
     true = torch.arange(examples) % 4
-    alone, together = ensemble(points, true, numbers=numbers)
-    assert len(alone) == len(together) == n
+    single, combined = ensemble(points, true, max_elements=max_elements)
+    assert len(single) == len(combined) == n
     for k in range(1, n + 1):
         mean = torch.stack([p.double().exp() for p in points[:k]]).mean(0)
-        right = 100 * float((mean.argmax(-1) == true).double().mean())
+        accuracy = 100 * float((mean.argmax(-1) == true).double().mean())
         loss = -float(mean[torch.arange(examples), true].log().mean())
-        assert together[k - 1].accuracy == pytest.approx(right)
-        assert together[k - 1].loss == pytest.approx(loss)
-    assert alone[0] == pytest.approx(together[0])
-    # Jensen: the mean probability's loss is no more than the mean of the losses.
-    assert together[-1].loss <= sum(s.loss for s in alone) / n + 1e-9
+        assert combined[k - 1].accuracy == pytest.approx(accuracy)
+        assert combined[k - 1].loss == pytest.approx(loss)
+    assert single[0] == pytest.approx(combined[0])
+    # Jensen: the loss of the mean probabilities is at most the mean of the losses.
+    assert combined[-1].loss <= sum(s.loss for s in single) / n + 1e-9
 
 
-def test_predictions_may_lie_on_the_disk(tmp_path):
+def test_predictions_may_stay_on_disk(tmp_path):
     points = draw(3, 40, 5)
     mapped = []
     for i, point in enumerate(points):
@@ -98,7 +98,7 @@ def test_predictions_may_lie_on_the_disk(tmp_path):
     torch.testing.assert_close(diversity(mapped).kl, diversity(points).kl)
 
 
-def test_log_probabilities_of_a_model_leave_it_as_it_was():
+def test_log_probabilities_restore_training_modes():
     model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 2)).train()
     model[2].eval()
     batches = [(torch.randn(5, 3), torch.zeros(5)), (torch.randn(2, 3), torch.zeros(2))]
@@ -112,16 +112,19 @@ def test_log_probabilities_of_a_model_leave_it_as_it_was():
 
 
 @pytest.mark.parametrize(
-    ("call", "sentence"),
+    ("call", "message"),
     [
-        (lambda: diversity(draw(1, 3, 2)), "at least two points, not 1"),
-        (lambda: diversity([*draw(1, 3, 2), *draw(1, 4, 2)]), "the same for all"),
+        (lambda: diversity(draw(1, 3, 2)), "at least two points, got 1"),
+        (lambda: diversity([*draw(1, 3, 2), *draw(1, 4, 2)]), "the same shape"),
         (lambda: diversity([torch.full((2, 2), -torch.inf)] * 2), "must be finite"),
-        (lambda: diversity(draw(2, 3, 2)).mean("kll"), "there is no 'kll'"),
-        (lambda: ensemble(draw(2, 3, 2), torch.zeros(4)), "targets"),
-        (lambda: log_probabilities(nn.Linear(1, 1), []), "no batches"),
+        (lambda: diversity(draw(2, 3, 2)).mean("kll"), "got 'kll'"),
+        (
+            lambda: ensemble(draw(2, 3, 2), torch.zeros(4)),
+            r"targets must have shape \(3,\), got \(4,\)",
+        ),
+        (lambda: log_probabilities(nn.Linear(1, 1), []), "batches is empty"),
     ],
 )
-def test_what_cannot_be(call, sentence):
-    with pytest.raises(ValueError, match=sentence):
+def test_invalid_arguments_raise(call, message):
+    with pytest.raises(ValueError, match=message):
         call()

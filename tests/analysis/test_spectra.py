@@ -1,4 +1,4 @@
-"""Spectra from products: against matrices whose eigenvalues are known."""
+"""Check spectra against matrices with known eigenvalues."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor
 
 from gadam import analysis, theory
 from gadam.analysis import Curvature
-from small_hessian import DATA, full, network
+from small_hessian import DATA, full_hessian, network
 
 
-class Full:
-    """A matrix that counts its products."""
+class Dense:
+    """A dense matrix that counts its products."""
 
     def __init__(self, matrix: Tensor) -> None:
         self.matrix, self.products = matrix, 0
@@ -29,10 +29,10 @@ class Full:
         return self.matrix @ vector
 
 
-def with_eigenvalues(values: Tensor, seed: int = 0) -> Full:
+def with_eigenvalues(values: Tensor, seed: int = 0) -> Dense:
     generator = torch.Generator().manual_seed(seed)
     q = torch.linalg.qr(torch.randn(len(values), len(values), generator=generator).double()).Q
-    return Full(q @ torch.diag(values.double()) @ q.T)
+    return Dense(q @ torch.diag(values.double()) @ q.T)
 
 
 @given(
@@ -40,7 +40,7 @@ def with_eigenvalues(values: Tensor, seed: int = 0) -> Full:
     st.integers(1, 4),
     st.sampled_from(["magnitude", "value"]),
 )
-def test_the_largest_eigenvalues(values, count, by):
+def test_largest_eigenvalues(values, count, by):
     matrix = with_eigenvalues(torch.tensor(values))
     found = analysis.top_eigenvalues(matrix, count, by=by, tolerance=1e-9)
     key = abs if by == "magnitude" else float
@@ -55,7 +55,7 @@ def test_the_largest_eigenvalues(values, count, by):
         )
 
 
-def test_errors_bound_what_is_off_and_products_are_counted():
+def test_error_bounds_hold_and_products_are_counted():
     matrix = with_eigenvalues(torch.linspace(0, 1, 300) ** 3)
     rough = analysis.top_eigenvalues(matrix, 3, tolerance=0.0, products=12)
     assert rough.products == matrix.products == 12
@@ -67,8 +67,8 @@ def test_errors_bound_what_is_off_and_products_are_counted():
     torch.testing.assert_close(fine.values, true[:3], rtol=1e-7, atol=0)
 
 
-def test_no_eigenvalue_comes_back_by_rounding():
-    """Without reorthogonalisation the largest one would be found again and again."""
+def test_rounding_creates_no_spurious_eigenvalues():
+    """Without reorthogonalization, the largest eigenvalue would appear repeatedly."""
     values = torch.cat([torch.tensor([1e6, 1e3]), torch.linspace(0, 1, 198)])
     matrix = with_eigenvalues(values)
     found = analysis.top_eigenvalues(matrix, 6, tolerance=1e-10)
@@ -77,7 +77,7 @@ def test_no_eigenvalue_comes_back_by_rounding():
     torch.testing.assert_close(gram, torch.eye(6).double(), rtol=0, atol=1e-9)
 
 
-def test_the_density_has_the_moments():
+def test_density_has_the_right_moments():
     values = torch.cat([torch.linspace(0, 1, 180), torch.linspace(-3, 8, 20)]).double()
     matrix = with_eigenvalues(values)
     found = analysis.spectral_density(matrix, probes=40, steps=30, seed=1)
@@ -94,7 +94,7 @@ def test_the_density_has_the_moments():
 
 
 @pytest.mark.parametrize("method", ["hutchinson", "hutch++"])
-def test_traces_are_within_their_errors(method):
+def test_trace_errors_are_calibrated(method):
     values = torch.cat([torch.tensor([50.0, -20.0, 10.0]), torch.rand(97)]).double()
     matrix = with_eigenvalues(values, seed=3)
     scores = []
@@ -106,7 +106,7 @@ def test_traces_are_within_their_errors(method):
     assert 0.5 < np.std(scores) < 2
 
 
-def test_hutch_plus_plus_is_better_where_few_are_large():
+def test_hutch_plus_plus_wins_if_few_eigenvalues_are_large():
     values = torch.cat([torch.tensor([500.0, 300.0, 100.0]), torch.full((197,), 0.1)]).double()
     matrix = with_eigenvalues(values)
     plain, better = (
@@ -119,7 +119,7 @@ def test_hutch_plus_plus_is_better_where_few_are_large():
     assert matrix.products == 30
 
 
-def test_the_frobenius_norm():
+def test_squared_frobenius_norm():
     values = torch.linspace(-2, 3, 120).double()
     found = analysis.squared_norm(with_eigenvalues(values), probes=200)
     assert abs(found.value - float(values.square().sum())) < 4 * found.error
@@ -127,10 +127,10 @@ def test_the_frobenius_norm():
 
 
 @pytest.mark.parametrize("batchnorm", ["eval", "train"])
-def test_of_a_network_all_agrees_with_its_full_hessian(batchnorm):
+def test_network_spectrum_matches_full_hessian(batchnorm):
     model = network()
     hessian = Curvature(model, DATA, batchnorm=batchnorm)
-    matrix = full(model, batchnorm)
+    matrix = full_hessian(model, batchnorm)
     true = torch.linalg.eigvalsh(matrix)
     order = true.abs().argsort(descending=True)[:3]
     found = analysis.top_eigenvalues(hessian, 3)
@@ -139,13 +139,12 @@ def test_of_a_network_all_agrees_with_its_full_hessian(batchnorm):
     assert abs(estimate.value - float(true.sum())) < 4 * estimate.error
     norm = analysis.squared_norm(hessian, probes=60)
     assert abs(norm.value - float(true.square().sum())) < 4 * norm.error
-    # The first moment of the density is Hutchinson's estimate, from the same probes.
-    spread = analysis.spectral_density(hessian, probes=1, steps=20)
-    alone = analysis.trace(hessian, probes=2)
+    # The first moment of the density is Hutchinson's estimate from the same probe.
+    density = analysis.spectral_density(hessian, probes=1, steps=20)
     first = torch.Generator().manual_seed(0)
     signs = (2 * torch.randint(0, 2, (len(true),), generator=first) - 1).double()
-    assert spread.mean(1) * len(true) == pytest.approx(float(signs @ matrix @ signs), rel=1e-8)
-    assert alone.error >= 0
+    assert density.mean(1) * len(true) == pytest.approx(float(signs @ matrix @ signs), rel=1e-8)
+    assert analysis.trace(hessian, probes=2).error >= 0
 
 
 @pytest.mark.parametrize(
@@ -159,6 +158,6 @@ def test_of_a_network_all_agrees_with_its_full_hessian(batchnorm):
         lambda m: analysis.squared_norm(m, probes=1),
     ],
 )
-def test_what_cannot_be(call):
-    with pytest.raises(ValueError, match=r"at least|between|method is"):
+def test_invalid_arguments_raise(call):
+    with pytest.raises(ValueError, match=r"at least|between|method must be"):
         call(with_eigenvalues(torch.ones(5)))
