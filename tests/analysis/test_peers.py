@@ -16,11 +16,10 @@ def small_vgg() -> nn.Module:
         layers: list[nn.Module] = []
         for channels in (inputs, outputs):
             convolution = nn.Conv2d(channels, outputs, 3, padding=1, bias=False)
-            nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
             layers += [convolution, nn.BatchNorm2d(outputs), nn.ReLU()]
         return layers
 
-    return nn.Sequential(
+    model = nn.Sequential(
         *stage(1, 16),
         nn.MaxPool2d(2),
         *stage(16, 32),
@@ -30,6 +29,10 @@ def small_vgg() -> nn.Module:
         nn.Flatten(),
         nn.Linear(64, 10),
     )
+    for layer in model:
+        if isinstance(layer, nn.Conv2d):
+            nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+    return model
 
 
 @pytest.fixture(scope="module")
