@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from gadam.report.picture import Picture, Series, draw
+from gadam.report.chart import Chart, Series, draw
 
 ROOT = Path(__file__).parents[1]
 
@@ -21,7 +21,7 @@ def main() -> None:
         content = json.loads(path.read_text())
         del content["name"]
         content["series"] = [Series(**series) for series in content["series"]]
-        (out / f"{path.stem}.png").write_bytes(draw(Picture(**content))["png"])
+        (out / f"{path.stem}.png").write_bytes(draw(Chart(**content))["png"])
 
 
 if __name__ == "__main__":

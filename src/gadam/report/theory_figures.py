@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gadam.report.picture import Picture, Series
+from gadam.report.chart import Chart, Series
 from gadam.theory import predict
 from gadam.theory.errata import ERRATA
 from gadam.theory.mean_field import dependent
@@ -19,10 +19,10 @@ from gadam.theory.spectrum import Array, Spectrum, power_law
 __all__ = ["FIGURES"]
 
 
-FIGURES: dict[str, Callable[[int], Picture]] = {}
+FIGURES: dict[str, Callable[[int], Chart]] = {}
 
 
-def _figure(function: Callable[[int], Picture]) -> Callable[[int], Picture]:
+def _figure(function: Callable[[int], Chart]) -> Callable[[int], Chart]:
     FIGURES[function.__name__.replace("_", "-")] = function
     return function
 
@@ -50,7 +50,7 @@ def _points(label: str, x: Any, samples: Iterable[Any], unit: float = 1.0) -> Se
 
 
 @_figure
-def shell(seed: int) -> Picture:
+def shell(seed: int) -> Chart:
     """Theorem 1: the last iterate on its shell, the average within."""
     model = Quadratic(Spectrum([1.0], counts=[1000]), noise=1.0, start=10.0)
     rate, steps = 0.1, 3000
@@ -81,7 +81,7 @@ def shell(seed: int) -> Picture:
             [np.linalg.norm(_sampled(t.average), axis=1) for t in tail],
         ),
     ]
-    return Picture(
+    return Chart(
         "The last iterate stays on a shell, the average comes in",
         "Distance to the minimum in 1,000 directions (λ = 1, α = 0.1, σ²/B = 1). The last iterate forgets its "
         "start fast, and then stays where its noise keeps it: nearly always at the same distance. The average "
@@ -93,7 +93,7 @@ def shell(seed: int) -> Picture:
 
 
 @_figure
-def dimension(seed: int) -> Picture:
+def dimension(seed: int) -> Chart:
     """What averaging gains grows with the number of parameters."""
     rate, steps, first = 0.1, 400, 200
     sizes = np.unique(np.geomspace(1, 10_000, 9).astype(int))
@@ -110,7 +110,7 @@ def dimension(seed: int) -> Picture:
         points["average"].append(done.loss["average"][0])
     series = [_line(name, sizes, values) for name, values in lines.items()]
     series += [_points(name, sizes, samples) for name, samples in points.items()]
-    return Picture(
+    return Chart(
         "The more parameters, the more there is to gain",
         "Expected loss above the best (λ = 1, α = 0.1, 400 steps, averaged from step 200 on). Noise costs the last "
         "iterate in proportion to P, and averaging takes most of that away, in proportion too.",
@@ -121,7 +121,7 @@ def dimension(seed: int) -> Picture:
 
 
 @_figure
-def dependence(seed: int) -> Picture:
+def dependence(seed: int) -> Chart:
     """Theorem 2: averaging works as far as iterates are apart."""
     size, rate, steps, lam = 200, 0.2, 150, 1.0
     lengths = np.geomspace(0.5, 200, 9)
@@ -148,7 +148,7 @@ def dependence(seed: int) -> Picture:
         draws.append((_sampled(run.average) ** 2).mean(1))
     independent = float(predict.average(model, Segment(steps, rate)).variance[0])
     fixed = float(np.sum((1 - (1 - rate * lam) ** (steps - np.arange(steps))) / (lam * steps)) ** 2)
-    return Picture(
+    return Chart(
         "Noise that depends on the place averages out only between places that are far apart",
         "Variance of the average in each direction when the noise is the gradient of one random function with "
         "length scale ℓ (P = 200, α = 0.2, 150 steps; random Fourier features). Where ℓ is small beside the "
@@ -166,7 +166,7 @@ def dependence(seed: int) -> Picture:
 
 
 @_figure
-def stride(seed: int) -> Picture:
+def stride(seed: int) -> Chart:
     """The stride corollary, exactly: what sampling less often costs."""
     steps, noise = 4000, 1.0
     strides = np.array([1, 2, 4, 8, 16, 32, 64, 128])
@@ -191,7 +191,7 @@ def stride(seed: int) -> Picture:
         # Their mean is known to be zero.
         series.append(_points(label, strides[1::2], [_sampled(d) ** 2 for d in draws], unit=base))
     series.append(_line("the paper's factor κ", strides, strides, kind="printed"))
-    return Picture(
+    return Chart(
         "A stride costs little as long as the iterates between samples are alike",
         "Variance of the average of every κ-th iterate, over that of all, 4,000 steps. The paper's factor κ is what "
         "independent iterates would give; they are not: a stride of 1/αλ costs a tenth.",
@@ -202,7 +202,7 @@ def stride(seed: int) -> Picture:
 
 
 @_figure
-def ema(seed: int) -> Picture:
+def ema(seed: int) -> Chart:
     """The EMA against the average."""
     rate, lam, steps = 0.05, 2.0, 3000
     decays = np.array([0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995])
@@ -216,7 +216,7 @@ def ema(seed: int) -> Picture:
     printed = [ERRATA["ema"].printed(rate, lam, 1.0, d) for d in fine]
     mean = float(predict.average(model, Segment(steps, rate)).variance[0])
     last = float(predict.last_iterate(model, Segment(steps, rate)).variance[0])
-    return Picture(
+    return Chart(
         "An EMA keeps the noise of its window",
         "Variance of the exponential moving average in each direction, settled (λ = 2, α = 0.05, σ²/B = 1), against "
         "its window 1/(1 − ρ). Longer windows help, and none goes on to gain as the plain average does.",
@@ -233,7 +233,7 @@ def ema(seed: int) -> Picture:
 
 
 @_figure
-def preconditioning(seed: int) -> Picture:
+def preconditioning(seed: int) -> Chart:
     """Theorem 4: where weight decay and preconditioning let the iterate settle."""
     spectrum = power_law(500, exponent=1.0)
     # A step of either takes the same off the steepest direction.
@@ -273,7 +273,7 @@ def preconditioning(seed: int) -> Picture:
             _points(f"{name}, last iterate", decays, [d.loss["last"][0] for d in done]),
             _points(f"{name}, average", decays, [d.loss["average"][0] for d in done]),
         ]
-    return Picture(
+    return Chart(
         "Adaptive steps reach the flat directions, and averaging pays for their noise",
         "Expected loss above the best on 500 directions with λ = 1/i, after 2,000 steps from w = 0 towards w* = 1, "
         "against decoupled weight decay γ. The adaptive method divides gradients, noise included, by the "
@@ -285,7 +285,7 @@ def preconditioning(seed: int) -> Picture:
 
 
 @_figure
-def batch_growth(seed: int) -> Picture:
+def batch_growth(seed: int) -> Chart:
     """Rate drops and batch growth against averaging."""
     model = Quadratic(power_law(500, exponent=0.5), noise=1.0, start=1.0)
     rate, steps, half = 0.5, 2000, 1000
@@ -320,7 +320,7 @@ def batch_growth(seed: int) -> Picture:
     kept = [i for i, n in enumerate(shown) if n >= half]
     loss = runs["constant rate"].loss["average"][kept]
     series.append(_points("average from the half on", [shown[i] for i in kept], loss))
-    return Picture(
+    return Chart(
         "Drops of the rate and larger batches lower the noise once, averaging goes on",
         "Expected loss above the best on 500 directions with λ = 1/√i (α = 0.5, σ²/B = 1). A tenth of the rate or ten "
         "times the batch leaves a tenth of the noise, at a tenth of the pace or ten times the price a step; the "

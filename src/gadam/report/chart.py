@@ -8,7 +8,7 @@ from typing import Any
 from gadam.report.figures import STYLE, dash, logarithmic, rendered
 from gadam.report.series import COLOURS
 
-__all__ = ["Picture", "Series", "draw", "vega"]
+__all__ = ["Chart", "Series", "draw", "vega"]
 
 # How each kind is drawn: what is computed is a line, what is seen are points; what is wrong is dashed.
 MARKS = {
@@ -40,7 +40,7 @@ class Series:
 
 
 @dataclass(frozen=True)
-class Picture:
+class Chart:
     """One figure.
 
     Args:
@@ -62,12 +62,12 @@ class Picture:
     log_y: bool = True
 
 
-def _colours(picture: Picture) -> dict[str, str]:
+def _colours(picture: Chart) -> dict[str, str]:
     labels = dict.fromkeys(series.label for series in picture.series)
     return {label: COLOURS[i % len(COLOURS)] for i, label in enumerate(labels)}
 
 
-def draw(picture: Picture) -> dict[str, bytes]:
+def draw(picture: Chart) -> dict[str, bytes]:
     """The figure as PNG and SVG."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -102,7 +102,7 @@ def draw(picture: Picture) -> dict[str, bytes]:
         return rendered(figure)
 
 
-def vega(picture: Picture) -> dict[str, Any]:
+def vega(picture: Chart) -> dict[str, Any]:
     """The figure for the page."""
     colours = _colours(picture)
     rows = [
