@@ -1,10 +1,11 @@
-"""The paper's theory as a tool: predictions, with its errors corrected, and simulators that test them.
+"""The paper's theory, with its errors corrected: exact predictions and simulators.
 
 >>> from gadam import theory
 >>> model = theory.Quadratic(theory.power_law(1000, exponent=0.5), noise=1.0, start=1.0)
->>> run = theory.Segment(steps=2000, rate=0.5, batch_size=4)
->>> last, mean = theory.last_iterate(model, run), theory.average(model, run, first=1000)
->>> round(last.loss, 2), round(mean.loss, 2)
+>>> segment = theory.Segment(steps=2000, rate=0.5, batch_size=4)
+>>> last = theory.last_iterate(model, segment)
+>>> tail = theory.average(model, segment, first=1000)
+>>> round(last.loss, 2), round(tail.loss, 2)
 (31.75, 2.51)
 """
 
@@ -14,13 +15,12 @@ from gadam.theory.noise import Absolute, ExactNoise, FourierNoise, Relative, sum
 from gadam.theory.planning import Advice, CurveAdvice, from_curve, from_measurements, plan
 from gadam.theory.predict import (
     Moments,
-    Segment,
     Quadratic,
+    Segment,
     average,
     average_mean,
     average_variance,
     best_rate,
-    squared_separation,
     ema,
     ema_variance,
     far_apart,
@@ -28,6 +28,7 @@ from gadam.theory.predict import (
     last_variance,
     log_ball_probability,
     regret_bound,
+    squared_separation,
 )
 from gadam.theory.simulation import Simulation, simulate, simulate_dependent
 from gadam.theory.spectrum import Spectrum, marchenko_pastur, measured, power_law
@@ -42,9 +43,9 @@ __all__ = [
     "ExactNoise",
     "FourierNoise",
     "Moments",
-    "Segment",
     "Quadratic",
     "Relative",
+    "Segment",
     "Simulation",
     "Spectrum",
     "average",
@@ -52,7 +53,6 @@ __all__ = [
     "average_variance",
     "best_rate",
     "dependent",
-    "squared_separation",
     "ema",
     "ema_variance",
     "far_apart",
@@ -68,5 +68,6 @@ __all__ = [
     "regret_bound",
     "simulate",
     "simulate_dependent",
+    "squared_separation",
     "summed_noise_trace",
 ]

@@ -1,13 +1,13 @@
-"""What is wrong in print, each with what was printed and what is right, as code.
+"""Errors in the paper, each with the printed and the corrected formula as code.
 
-The tests simulate each, and fail for what was printed.
+The tests check each correction, most of them against a simulation, and check that the printed
+formula fails.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -20,21 +20,21 @@ __all__ = ["ERRATA", "Erratum"]
 
 @dataclass(frozen=True)
 class Erratum:
-    """A mistake in the paper.
+    """An error in the paper.
 
     Args:
-        where: in the paper
-        printed_as: what it says
-        right: what holds
-        printed: the printed formula
-        corrected: the right one, of the same arguments
+        where: Location in the paper.
+        printed_as: The printed statement.
+        correction: The correct statement.
+        printed: The printed formula.
+        corrected: The correct formula, with the same arguments.
     """
 
     where: str
     printed_as: str
     correction: str
-    printed: Callable[..., Any]
-    corrected: Callable[..., Any]
+    printed: Callable[..., float]
+    corrected: Callable[..., float]
 
 
 def _printed_average_variance(rate: float, lam: float, noise: float, steps: int) -> float:
@@ -46,7 +46,7 @@ def _leading_average_variance(rate: float, lam: float, noise: float, steps: int)
 
 
 def _printed_finite_sum(rate: float, lam: float, noise: float, steps: int) -> float:
-    # The proof's: of w_0 … w_{n−1}, though it says w_1 … w_n.
+    # The proof states this for w_1 … w_n, but it holds for w_0 … w_(n−1).
     q = 1 - rate * lam
     bracket = steps - 2 * (1 - q**steps) / (rate * lam) + (1 - q ** (2 * steps)) / (1 - q**2)
     return noise * bracket / (lam * steps) ** 2
@@ -79,7 +79,7 @@ def _printed_relative_kernel(w: Array, other: Array) -> float:
 
 
 def _relative_kernel(w: Array, other: Array) -> float:
-    kernel = Relative(noise=2.0, length_scale=np.sqrt(0.5))  # k(0) = 1, and e^−d² to leading order
+    kernel = Relative(noise=2.0, length_scale=np.sqrt(0.5))  # k(0) = 1; e^−d² to leading order
     apart = kernel.map(w) - kernel.map(other)
     return float(kernel.value(apart @ apart))
 
@@ -87,7 +87,7 @@ def _relative_kernel(w: Array, other: Array) -> float:
 def _printed_stride_variance(
     rate: float, lam: float, noise: float, steps: int, every: int
 ) -> float:
-    # The mean of w_1, w_2, …, as many as there are strides.
+    # The mean of w_1, w_2, …, w_⌊n/κ⌋.
     return float(predict.average_variance(rate, lam, noise, steps // every))
 
 
@@ -100,7 +100,7 @@ def _printed_stride_factor(rate: float, lam: float, every: int) -> float:
 
 
 def _stride_factor(rate: float, lam: float, every: int) -> float:
-    """How much larger the average's variance is for sampling each κ-th iterate only, as n → ∞."""
+    """Ratio of the variances with stride κ and stride 1, as n → ∞."""
     q = 1 - rate * lam
     return every * (1 - q ** (2 * every)) / (1 - q**2) * ((1 - q) / (1 - q**every)) ** 2
 
@@ -119,7 +119,7 @@ def _printed_ema_mean(rate: float, lam: float, decay: float, steps: int) -> floa
 
 
 def _ema_mean(rate: float, lam: float, decay: float, steps: int) -> float:
-    """Of the EMA that starts from zero, over w_0."""
+    """Mean of an EMA that starts at zero, over w_0."""
     q = 1 - rate * lam
     return (1 - decay) * q ** (steps + 1) * (1 - (decay / q) ** steps) / (q - decay)
 
@@ -141,7 +141,7 @@ def _loss(lam: float, w: float) -> float:
 
 
 def _printed_settling_point(lam: float, gamma: float, minimum: float) -> float:
-    # Update (9) with a perfect preconditioner, λ̃ + ε = λ: its w* term lacks the H̃⁻¹.
+    # Update (9) with a perfect preconditioner, λ̃ + ε = λ. Its w* term lacks H̃⁻¹.
     return lam * minimum / (1 + gamma)
 
 
@@ -162,95 +162,97 @@ def _ball(a: float, x: float) -> float:
 ERRATA: dict[str, Erratum] = {
     "average": Erratum(
         "Theorems 1 and 2, main text",
-        "the average's variance is σ²/(Bn)·⟨1/λ⟩",
-        "σ²/(Bn)·⟨1/λ²⟩, as the proofs have it",
+        "The variance of the average is σ²/(Bn)·⟨1/λ⟩.",
+        "σ²/(Bn)·⟨1/λ²⟩, as in the proofs.",
         _printed_average_variance,
         _leading_average_variance,
     ),
     "finite-sum": Erratum(
-        "proof of Theorem 1, the finite sum",
-        "n − 2(1 − qⁿ)/(αλ) + (1 − q²ⁿ)/(1 − q²), of w_1, …, w_n",
-        "that is of w_0, …, w_(n−1); of w_1, …, w_n it is n − 2q(1 − qⁿ)/(1 − q) + q²(1 − q²ⁿ)/(1 − q²)",
+        "Proof of Theorem 1, finite sum",
+        "n − 2(1 − qⁿ)/(αλ) + (1 − q²ⁿ)/(1 − q²) for w_1, …, w_n.",
+        "This holds for w_0, …, w_(n−1). For w_1, …, w_n it is "
+        "n − 2q(1 − qⁿ)/(1 − q) + q²(1 − q²ⁿ)/(1 − q²).",
         _printed_finite_sum,
         _finite_sum,
     ),
     "last": Erratum(
-        "proof of Theorem 1, its last lines",
-        "the last iterate's variance is ασ²/(2Bλ(1 − αλ))",
-        "ασ²/(Bλ(2 − αλ)), as the theorem has it",
+        "Proof of Theorem 1, last lines",
+        "The variance of the last iterate is ασ²/(2Bλ(1 − αλ)).",
+        "ασ²/(Bλ(2 − αλ)), as in the theorem.",
         _printed_last_variance,
         _last_variance,
     ),
     "trace": Erratum(
-        "the trace lemma and Theorem 2",
-        "the covariance of the noise at two points has the trace P·k' + d²·k''",
-        "P·k' − d²·k''",
+        "Trace lemma and Theorem 2",
+        "The covariance of the noise at two points has trace P·k' + d²·k''.",
+        "P·k' − d²·k''.",
         _printed_trace,
         _trace,
     ),
     "relative-kernel": Erratum(
         "Theorem 3",
-        "a Gaussian process with the kernel k(−‖w − w'‖²/‖w‖²)",
-        "that is not symmetric, and made symmetric no covariance; a stationary kernel of w/‖w‖ and log ‖w‖ is "
-        "one, and the same to leading order",
+        "A Gaussian process with kernel k(−‖w − w'‖²/‖w‖²).",
+        "This kernel is not symmetric, and its symmetrized form is not positive semi-definite. "
+        "A stationary kernel of w/‖w‖ and log ‖w‖ is valid and agrees to leading order.",
         _printed_relative_kernel,
         _relative_kernel,
     ),
     "stride": Erratum(
-        "corollary on strides",
-        "the strided average is the mean of w_1, w_2, …, w_⌊n/κ⌋",
-        "it is that of w_κ, w_2κ, …, as its variance has it to leading order; exactly with the bracket of the finite "
-        "sum in Q = q^κ",
+        "Corollary on strides",
+        "The strided average is the mean of w_1, w_2, …, w_⌊n/κ⌋.",
+        "It is the mean of w_κ, w_2κ, …, which matches the corollary's variance to leading order. "
+        "The exact variance has the bracket of the finite sum in Q = q^κ.",
         _printed_stride_variance,
         _stride_variance,
     ),
     "stride-factor": Erratum(
-        "main text, after Theorem 2",
-        "sampling each κ-th iterate makes the variance larger roughly by a factor κ",
-        "by κ(1 − q^2κ)/(1 − q²)·((1 − q)/(1 − q^κ))², which is near 1 as long as καλ is small",
+        "Main text, after Theorem 2",
+        "Sampling every κ-th iterate increases the variance by roughly a factor of κ.",
+        "By κ(1 − q^2κ)/(1 − q²)·((1 − q)/(1 − q^κ))², which is close to 1 if καλ is small.",
         _printed_stride_factor,
         _stride_factor,
     ),
     "ema": Erratum(
-        "section on Lookahead",
-        "the EMA's variance is (1 − ρ)/(1 + ρ)·ασ²κ/λ",
-        "V·(1 − ρ)/(1 + ρ)·(1 + ρq)/(1 − ρq) with the iterate's V = ασ²/(Bλ(2 − αλ)): iterates depend on each "
-        "other",
+        "Section on Lookahead",
+        "The variance of the EMA is (1 − ρ)/(1 + ρ)·ασ²κ/λ.",
+        "V·(1 − ρ)/(1 + ρ)·(1 + ρq)/(1 − ρq), where V = ασ²/(Bλ(2 − αλ)) is the variance of the "
+        "iterate. Iterates are not independent.",
         _printed_ema_variance,
         _ema_variance,
     ),
     "ema-mean": Erratum(
-        "section on Lookahead",
-        "the EMA's mean is (1 − ρ)w_0 q^(n+1)(1 − (ρ/q)^(n−1))/(q − ρ)",
-        "with (ρ/q)ⁿ",
+        "Section on Lookahead",
+        "The mean of the EMA is (1 − ρ)w_0 q^(n+1)(1 − (ρ/q)^(n−1))/(q − ρ).",
+        "The same with (ρ/q)ⁿ.",
         _printed_ema_mean,
         _ema_mean,
     ),
     "adaptive-variance": Erratum(
         "Theorem 4",
-        "with a perfect preconditioner the iterate's variance is ασ²/(B(2 − α)), the average's σ²/(Bn)",
-        "with the noise preconditioned too, as by any true method, both are 1/λ² times that",
+        "With a perfect preconditioner, the variance of the iterate is ασ²/(B(2 − α)) and that of "
+        "the average is σ²/(Bn).",
+        "Any actual method preconditions the noise too. Both variances are then multiplied by 1/λ².",
         _printed_adaptive_variance,
         _adaptive_variance,
     ),
     "loss": Erratum(
-        "the model's loss",
-        "L = wᵀHw, whose gradient is taken to be Hw",
-        "L = ½wᵀHw",
+        "Loss of the model",
+        "L = wᵀHw, with gradient Hw.",
+        "L = ½wᵀHw.",
         _printed_loss,
         _loss,
     ),
     "settling-point": Erratum(
-        "update (9) and Theorem 4",
-        "the term of w* is αHw*, and the iterate ends near w*",
-        "with that term it ends at λw*/(1 + γ); with αH̃⁻¹Hw* it ends at w*/(1 + γ)",
+        "Update (9) and Theorem 4",
+        "The term in w* is αHw*, and the iterate converges to a point near w*.",
+        "With that term it converges to λw*/(1 + γ). With αH̃⁻¹Hw* it converges to w*/(1 + γ).",
         _printed_settling_point,
         _settling_point,
     ),
     "ball": Erratum(
-        "lemma on the incomplete gamma function",
-        "for a ≪ x its exponent is −x + a·log x − a − a·log a − ½·log a",
-        "for x ≪ a, with + a",
+        "Lemma on the incomplete gamma function",
+        "For a ≪ x, its exponent is −x + a·log x − a − a·log a − ½·log a.",
+        "For x ≪ a, with + a instead of − a.",
         _printed_ball,
         _ball,
     ),

@@ -1,14 +1,14 @@
-"""Gradient noise that depends on where it is taken: the gradient of a Gaussian process η.
+"""Gradient noise that depends on the weights: the gradient of a Gaussian process η.
 
-For η with covariance k(w, w') the noise ε = ∇η has Cov(ε_i(w), ε_j(w')) = ∂_i ∂'_j k(w, w'): gradients at near
-points are nearly the same, so that iterates have to move apart for their average to gain from independence.
-Both kernels here are a squared exponential of a map φ of the weights:
+If η has covariance k(w, w'), the noise ε = ∇η has Cov(ε_i(w), ε_j(w')) = ∂_i ∂'_j k(w, w').
+Gradients at nearby points are nearly equal, so iterates must move apart before averaging reduces
+their noise. Both kernels here are a squared exponential of a map φ of the weights:
 
     k(w, w') = σ²ℓ² exp(−‖φ(w) − φ(w')‖² / 2ℓ²)
 
-with φ(w) = w for absolute distances, and φ(w) = (w/‖w‖, log ‖w‖) for relative ones. (The paper's kernel of
-relative distance, k(−‖w − w'‖²/‖w‖²), is not symmetric, and made symmetric it is no covariance. To leading order
-in the distance this one is the same.)
+with φ(w) = w for absolute distances and φ(w) = (w/‖w‖, log ‖w‖) for relative distances. The
+paper's relative kernel, k(−‖w − w'‖²/‖w‖²), is not symmetric, and its symmetrized form is not
+positive semi-definite. The kernel used here agrees with it to leading order in the distance.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ __all__ = ["Absolute", "ExactNoise", "FourierNoise", "Kernel", "Relative", "summ
 
 @dataclass(frozen=True)
 class Kernel(ABC):
-    """A squared exponential of a map of the weights.
+    """A squared exponential kernel of a map φ of the weights.
 
     Args:
-        noise: σ², of the noise at one point (for :class:`Relative`: at one with ‖w‖ = 1)
-        length: ℓ, how far apart two points are (in φ) when they have become different
+        noise: σ², the variance of the noise at one point (for :class:`Relative`, at ‖w‖ = 1).
+        length_scale: ℓ, the distance in φ over which the noise decorrelates.
     """
 
     noise: float = 1.0
@@ -39,40 +39,103 @@ class Kernel(ABC):
 
     def __post_init__(self) -> None:
         if self.noise < 0 or self.length_scale <= 0:
-            raise ValueError("the noise must not be negative, and the length positive")
+            raise ValueError(
+                "noise must be non-negative and length_scale must be positive, "
+                f"got {self.noise} and {self.length_scale}."
+            )
 
     @abstractmethod
     def map(self, w: Array) -> Array:
-        """φ(w), of one point or several (…, P)."""
+        """Compute φ(w).
+
+        Args:
+            w: One or several points, of shape (…, P).
+
+        Returns:
+            φ(w), of shape (…, P) or (…, P + 1).
+        """
 
     @abstractmethod
     def pull_back(self, w: Array, v: Array) -> Array:
-        """J(w)ᵀv, J the Jacobian of φ: what a gradient in φ is in w."""
+        """Compute J(w)ᵀv, which turns a gradient in φ into a gradient in w.
 
-    # As functions of the squared distance d², with k(w, w') = k(−d²/2) as the paper writes it.
+        Args:
+            w: Point at which the Jacobian J of φ is taken.
+            v: Vector in the space of φ.
+
+        Returns:
+            The vector in weight space.
+        """
+
+    # The following are functions of the squared distance d², with k(w, w') = k(−d²/2) as in the
+    # paper.
 
     def value(self, squared_distance: Array) -> Array:
-        """K(−d²/2)."""
-        return self.noise * self.length_scale**2 * np.exp(-squared_distance / (2 * self.length_scale**2))
+        """Evaluate k(−d²/2).
+
+        Args:
+            squared_distance: d².
+
+        Returns:
+            The kernel.
+        """
+        value: Array = (
+            self.noise
+            * self.length_scale**2
+            * np.exp(-squared_distance / (2 * self.length_scale**2))
+        )
+        return value
 
     def first_derivative(self, squared_distance: Array) -> Array:
-        """k'(−d²/2); at zero it is σ²."""
+        """Evaluate k'(−d²/2), which is σ² at zero.
+
+        Args:
+            squared_distance: d².
+
+        Returns:
+            The first derivative.
+        """
         return self.value(squared_distance) / self.length_scale**2
 
     def second_derivative(self, squared_distance: Array) -> Array:
-        """k''(−d²/2)."""
+        """Evaluate k''(−d²/2).
+
+        Args:
+            squared_distance: d².
+
+        Returns:
+            The second derivative.
+        """
         return self.value(squared_distance) / self.length_scale**4
 
     def trace(self, squared_distance: Array, dimension: float) -> Array:
-        """Tr Cov(ε, ε') of points in φ this far apart: P·k' − d²·k''. (Printed with a plus.)"""
+        """Compute Tr Cov(ε, ε') = P·k' − d²·k'' (the paper prints a plus sign).
+
+        Args:
+            squared_distance: d² of the two points.
+            dimension: P.
+
+        Returns:
+            The trace.
+        """
         d2 = np.asarray(squared_distance, dtype=float)
         return dimension * self.first_derivative(d2) - d2 * self.second_derivative(d2)
 
     def covariance(self, w: Array, other: Array) -> Array:
-        """Cov(ε(w), ε(w')), a matrix (P, P)."""
+        """Compute Cov(ε(w), ε(w')).
+
+        Args:
+            w: One point, of shape (P,).
+            other: The other point, w'.
+
+        Returns:
+            A matrix of shape (P, P).
+        """
         apart = self.map(w) - self.map(other)
         d2 = apart @ apart
-        inner = self.first_derivative(d2) * np.eye(len(apart)) - self.second_derivative(d2) * np.outer(apart, apart)
+        inner = self.first_derivative(d2) * np.eye(len(apart)) - self.second_derivative(
+            d2
+        ) * np.outer(apart, apart)
         return self.pull_back(other, self.pull_back(w, inner.T).T)  # JᵀAJ'
 
 
@@ -86,43 +149,89 @@ class Absolute(Kernel):
     """
 
     def map(self, w: Array) -> Array:
+        """Return w itself.
+
+        Args:
+            w: One or several points.
+
+        Returns:
+            The same points.
+        """
         return w
 
     def pull_back(self, w: Array, v: Array) -> Array:
+        """Return v itself, because the Jacobian is the identity.
+
+        Args:
+            w: Unused.
+            v: Vector to return.
+
+        Returns:
+            The same vector.
+        """
         return v
 
 
 class Relative(Kernel):
-    """A kernel of the relative distance: of directions w/‖w‖, and of the ratio of norms.
+    """A kernel of the relative distance: of the directions w/‖w‖ and the ratio of the norms.
 
-    The noise at a point has variance σ²/‖w‖² in each direction.
+    The noise at w has variance σ²/‖w‖² per direction.
     """
 
     def trace(self, squared_distance: Array, dimension: float) -> Array:
-        """Refused: it is not a function of the distance."""
-        raise TypeError("a relative kernel's trace depends on both points: ask covariance(w, w')")
+        """Raise TypeError, because the trace is not a function of the distance.
+
+        Args:
+            squared_distance: Unused.
+            dimension: Unused.
+
+        Raises:
+            TypeError: Always.
+        """
+        raise TypeError("The trace of a relative kernel depends on both points. Use covariance().")
 
     def map(self, w: Array) -> Array:
+        """Compute (w/‖w‖, log ‖w‖).
+
+        Args:
+            w: One or several points, none of them zero.
+
+        Returns:
+            φ(w), of shape (…, P + 1).
+        """
         norm = np.linalg.norm(w, axis=-1, keepdims=True)
         if not (norm > 0).all():
-            raise ValueError("the relative kernel has no meaning at w = 0: start elsewhere")
+            raise ValueError("The relative kernel is undefined at w = 0. Use a nonzero start.")
         return np.concatenate([w / norm, np.log(norm)], axis=-1)
 
     def pull_back(self, w: Array, v: Array) -> Array:
+        """Compute J(w)ᵀv.
+
+        Args:
+            w: Point at which the Jacobian is taken.
+            v: Vector of shape (…, P + 1).
+
+        Returns:
+            The vector in weight space, of shape (…, P).
+        """
         norm = np.linalg.norm(w, axis=-1, keepdims=True)
         u, across, along = w / norm, v[..., :-1], v[..., -1:]
-        return (across - u * (u * across).sum(-1, keepdims=True) + u * along) / norm
+        result: Array = (across - u * (u * across).sum(-1, keepdims=True) + u * along) / norm
+        return result
 
 
 def summed_noise_trace(kernel: Kernel, weights: Array, points: Array) -> float:
-    """Tr Cov(Σ a_i ε(w_i)) of given points: the lemma behind Theorem 2, for absolute distances.
+    """Compute Tr Cov(Σ a_i ε(w_i)), the lemma behind Theorem 2, for absolute distances.
 
-    P·σ² Σ a_i² + 2 Σ_{i<j} a_i a_j (P·k'(−d²/2) − d²·k''(−d²/2)).
+    The result is P·σ² Σ a_i² + 2 Σ_{i<j} a_i a_j (P·k'(−d²/2) − d²·k''(−d²/2)).
 
     Args:
-        kernel: an :class:`Absolute` one
-        weights: a
-        points: w, (n, P)
+        kernel: An :class:`Absolute` kernel.
+        weights: a.
+        points: w, of shape (n, P).
+
+    Returns:
+        The trace.
     """
     squares = (points**2).sum(1)
     d2 = np.maximum(squares[:, None] + squares[None] - 2 * points @ points.T, 0.0)
@@ -131,22 +240,23 @@ def summed_noise_trace(kernel: Kernel, weights: Array, points: Array) -> float:
 
 
 class NoiseDraw(Protocol):
-    """One draw of the process: the same point gets the same noise."""
+    """One draw of the process. The same point always has the same noise."""
 
     def __call__(self, w: Array) -> Array:
-        """The gradient noise at a point (P,)."""
+        """Return the gradient noise at a point of shape (P,)."""
         ...
 
 
 class ExactNoise:
-    """A draw of ∇η, exact: each new point is drawn from its distribution given all that were drawn.
+    """An exact draw of ∇η. Each new point is drawn conditioned on all previous points.
 
-    The covariance of all values so far is kept as a Cholesky factor; n points in P dimensions take
-    (nP)² numbers and (nP)³ operations, so that more than :attr:`MAX_VALUES` values are refused.
+    The covariance of all values is stored as a Cholesky factor. n points in P dimensions take
+    (nP)² numbers and (nP)³ operations, so the number of values is limited to
+    :attr:`MAX_VALUES`.
 
     Args:
-        kernel: of the process
-        seed: of the draw
+        kernel: Kernel of the process.
+        seed: Seed of the draw.
 
     Example:
         >>> noise = ExactNoise(Absolute(length_scale=2.0), seed=0)
@@ -156,8 +266,8 @@ class ExactNoise:
     """
 
     MAX_VALUES = 4000
-    # Points so near that rounding makes the covariance singular: this much of σ² is added to it, so that the noise
-    # of two of them differs by some 1e-5 σ.
+    # Rounding makes the covariance of very close points singular. Adding this fraction of σ² fixes
+    # that and changes the noise by about 1e-5 σ.
     JITTER = 1e-10
 
     def __init__(self, kernel: Kernel, seed: int) -> None:
@@ -165,21 +275,31 @@ class ExactNoise:
         self._random = np.random.default_rng(seed)
         self._points: list[Array] = []
         self._values: list[Array] = []
-        self._factor = np.zeros((0, 0))
-        self._white = np.zeros(0)
+        self._factor: Array = np.zeros((0, 0))
+        self._white: Array = np.zeros(0)
 
     def __call__(self, w: Array) -> Array:
-        """The noise at a point (P,)."""
+        """Return the noise at a point.
+
+        Args:
+            w: Point of shape (P,).
+
+        Returns:
+            The noise, of shape (P,).
+
+        Raises:
+            ValueError: If the draw would exceed :attr:`MAX_VALUES` values.
+        """
         done, size = len(self._white), len(w)
-        for point, value in zip(self._points, self._values):
+        for point, known in zip(self._points, self._values):
             if np.array_equal(point, w):
-                return value.copy()
+                return np.array(known)
         if self.kernel.noise == 0:
             return np.zeros(size)
         if done + size > self.MAX_VALUES:
             raise ValueError(
-                f"{len(self._points) + 1} points in {size} dimensions are too many for exact draws "
-                f"(n·P ≤ {self.MAX_VALUES}): use FourierNoise"
+                f"Exact draws support n·P ≤ {self.MAX_VALUES} values, "
+                f"got {len(self._points) + 1} points in {size} dimensions. Use FourierNoise."
             )
         own = self.kernel.covariance(w, w)
         own = own + self.JITTER * np.trace(own) / size * np.eye(size)
@@ -188,39 +308,42 @@ class ExactNoise:
             solved = linalg.solve_triangular(self._factor, across, lower=True)
         else:
             solved = np.zeros((0, size))
-        rest = own - solved.T @ solved
-        values, vectors = np.linalg.eigh((rest + rest.T) / 2)
+        conditional = own - solved.T @ solved
+        values, vectors = np.linalg.eigh((conditional + conditional.T) / 2)
         corner = linalg.cholesky(
             (vectors * np.maximum(values, self.JITTER * np.trace(own) / size)) @ vectors.T,
             lower=True,
         )
-        factor = np.zeros((done + size, done + size))
+        factor: Array = np.zeros((done + size, done + size))
         factor[:done, :done] = self._factor
         factor[done:, :done] = solved.T
         factor[done:, done:] = corner
         new = self._random.standard_normal(size)
         self._factor, self._white = factor, np.concatenate([self._white, new])
         self._points.append(np.array(w, dtype=float))
-        self._values.append(factor[done:] @ self._white)
-        return self._values[-1].copy()
+        noise: Array = factor[done:] @ self._white
+        self._values.append(noise)
+        return np.array(noise)
 
 
 class FourierNoise:
-    """A draw of ∇η by random Fourier features: η(w) = σℓ/√M Σ a_m cos(ω_m·φ(w)) + b_m sin(ω_m·φ(w)).
+    """A draw of ∇η by random Fourier features.
 
-    Given the frequencies this is exactly Gaussian, and over independent ones its covariance is exactly ∂∂'k. The M
-    frequencies of one draw make two errors. Tr Cov(ε, ε')/P has a standard deviation of at most σ²·√((1 + 2/P)/M), see
-    :attr:`error`. And the slope of the noise is that of the process only up to a share P/M: where the iterate feels it
-    (see :mod:`gadam.theory.mean_field`), M has to be large beside P.
+    η(w) = σℓ/√M Σ a_m cos(ω_m·φ(w)) + b_m sin(ω_m·φ(w)). Given the frequencies, this process is
+    exactly Gaussian. Averaged over frequencies, its covariance is exactly ∂∂'k. The M frequencies
+    of one draw cause two errors. Tr Cov(ε, ε')/P has a standard deviation of at most
+    σ²·√((1 + 2/P)/M), see :attr:`error`. The derivative of the noise has a relative error of P/M,
+    so M must be large compared to P where the iterate responds to that derivative
+    (see :mod:`gadam.theory.mean_field`).
 
     Args:
-        kernel: of the process
-        dimension: P
-        features: M; ten times P if not said
-        seed: of the draw
-        structured: take the frequencies as rows of products of random signs and cosine transforms, which in high
-            dimension are as good as independent ones and need neither their memory nor their time; from
-            P = 500 on if not said
+        kernel: Kernel of the process.
+        dimension: P.
+        features: M. Defaults to 10·P.
+        seed: Seed of the draw.
+        structured: Build the frequencies from products of random signs and cosine transforms. In
+            high dimension they are as good as independent frequencies and need less memory and
+            time. Defaults to True if P ≥ 500.
     """
 
     def __init__(
@@ -238,7 +361,8 @@ class FourierNoise:
         structured = dimension >= 500 if structured is None else structured
         if structured and dimension < 50:
             raise ValueError(
-                f"structured frequencies are for high dimensions, not for {dimension}: they would not be normal"
+                "Structured frequencies are approximately normal only for dimension ≥ 50, "
+                f"got {dimension}. Pass structured=False."
             )
         self._frequencies = (_Structured if structured else _Dense)(random, wanted, size)
         self.features = self._frequencies.features
@@ -247,20 +371,27 @@ class FourierNoise:
 
     @property
     def error(self) -> float:
-        """The standard deviation of Tr Cov(ε, ε')/P over draws of frequencies, at most, over σ²."""
+        """Upper bound on the std of Tr Cov(ε, ε')/P over draws of the frequencies, over σ²."""
         return float(np.sqrt((1 + 2 / self.dimension) / self.features))
 
     def __call__(self, w: Array) -> Array:
-        """The noise at a point (P,)."""
-        length = self.kernel.length_scale
-        angle = self._frequencies.forward(self.kernel.map(w)) / length
+        """Return the noise at a point.
+
+        Args:
+            w: Point of shape (P,).
+
+        Returns:
+            The noise, of shape (P,).
+        """
+        length_scale = self.kernel.length_scale
+        angle = self._frequencies.forward(self.kernel.map(w)) / length_scale
         a, b = self._amplitude
-        back = self._frequencies.adjoint(b * np.cos(angle) - a * np.sin(angle)) / length
-        return self.kernel.pull_back(w, back)
+        gradient = self._frequencies.adjoint(b * np.cos(angle) - a * np.sin(angle)) / length_scale
+        return self.kernel.pull_back(w, gradient)
 
 
 class _Dense:
-    """Independent normal frequencies, as a matrix."""
+    """Independent normal frequencies, stored as a matrix."""
 
     def __init__(self, random: np.random.Generator, features: int, size: int) -> None:
         self.features = features
@@ -274,9 +405,9 @@ class _Dense:
 
 
 class _Structured:
-    """Blocks S·C·D₁·C·D₂·C·D₃ of an orthonormal cosine transform C and diagonals D of random signs.
+    """Blocks S·C·D₁·C·D₂·C·D₃ of an orthonormal cosine transform C and random sign diagonals D.
 
-    S gives each row the length that a row of independent normal numbers has.
+    The diagonal S scales each row to the norm of a row of independent normal numbers.
     """
 
     def __init__(self, random: np.random.Generator, features: int, size: int) -> None:
@@ -295,4 +426,5 @@ class _Structured:
         out: Array = self._norms * v.reshape(self._norms.shape)
         for signs in self._signs[::-1]:
             out = signs * fft.idct(out, norm="ortho", axis=-1)
-        return out.sum(0)
+        total: Array = out.sum(0)
+        return total

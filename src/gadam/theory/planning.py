@@ -1,7 +1,8 @@
-"""From a run of one's own to advice: how much averaging should help, from when on, how often to sample.
+"""Advice for a training run: when to start averaging, how often to sample, what to expect.
 
-Under the model of :mod:`gadam.theory.predict`, and with what is known of the run: its rate and batch size, and
-measured noise and curvature, or its loss curve alone. Each piece of advice says how far to trust it.
+The advice uses the model of :mod:`gadam.theory.predict` and what is known about the run: its
+learning rate and batch size, and either its measured noise and curvature or only its loss curve.
+Each piece of advice states its caveats.
 """
 
 from __future__ import annotations
@@ -14,23 +15,23 @@ from numpy.typing import ArrayLike
 from scipy import optimize
 
 from gadam import schedule
-from gadam.theory.predict import Segment, Quadratic, average, last_iterate
-from gadam.theory.spectrum import Spectrum, power_law
+from gadam.theory.predict import Quadratic, Segment, average, last_iterate
+from gadam.theory.spectrum import Array, Spectrum, power_law
 
 __all__ = ["Advice", "CurveAdvice", "from_curve", "from_measurements", "plan"]
 
 
 @dataclass(frozen=True)
 class Advice:
-    """What to do, and what it should bring. Losses are above the best there is.
+    """A recommendation and its expected effect. Losses are relative to the minimum.
 
     Args:
-        first: T_avg: the first step to sample, ``start`` of :class:`gadam.Averaging`
-        every: the longest stride that costs next to nothing, its ``every``
-        last_loss: of the last iterate at the constant rate
-        average_loss: of the average
-        decayed_loss: of the last iterate when the rate falls by the paper's linear schedule instead
-        cautions: how far to trust it, in sentences
+        first: T_avg, the first step to sample: ``start`` of :class:`gadam.Averaging`.
+        every: The longest stride with negligible cost: ``every`` of :class:`gadam.Averaging`.
+        last_loss: Loss of the last iterate at the constant rate.
+        average_loss: Loss of the average.
+        decayed_loss: Loss of the last iterate with the paper's linear schedule instead.
+        cautions: Caveats, as sentences.
     """
 
     first: int
@@ -42,15 +43,15 @@ class Advice:
 
     @property
     def gain(self) -> float:
-        """The share of the last iterate's excess loss that averaging takes away."""
+        """The fraction of the last iterate's excess loss that averaging removes."""
         return 1 - self.average_loss / self.last_loss if self.last_loss else 0.0
 
     def __str__(self) -> str:
         lines = [
-            f"Average from step {self.first:,} on, every {self.every:,} steps.",
-            f"Expected loss above the best: {self.last_loss:.3g} at the last iterate, "
-            f"{self.average_loss:.3g} at the average ({100 * self.gain:.0f} % less), "
-            f"{self.decayed_loss:.3g} if the rate decays linearly instead.",
+            f"Average every {self.every:,} steps, starting at step {self.first:,}.",
+            f"Expected excess loss: {self.last_loss:.3g} at the last iterate, "
+            f"{self.average_loss:.3g} at the average ({100 * self.gain:.0f}% less), "
+            f"{self.decayed_loss:.3g} with linear learning rate decay instead.",
         ]
         return "\n".join([*lines, *(f"- {caution}" for caution in self.cautions)])
 
@@ -58,14 +59,20 @@ class Advice:
 def plan(
     model: Quadratic, rate: float, steps: int, batch_size: float = 1.0, slack: float = 0.05
 ) -> Advice:
-    """The best T_avg and stride under the model.
+    """Find the best T_avg and stride under the model.
 
     Args:
-        model: the quadratic
-        rate: α, constant
-        steps: n
-        batch_size: B
-        slack: how much more loss a longer stride may cost, as a share
+        model: The quadratic.
+        rate: α, constant.
+        steps: n.
+        batch_size: B.
+        slack: Relative increase of the loss that a longer stride may cause.
+
+    Returns:
+        The advice.
+
+    Raises:
+        ValueError: If the model diverges at this rate.
 
     Example:
         >>> model = Quadratic(Spectrum([1.0, 0.01], counts=[10, 1000]), noise=1.0, start=20.0)
@@ -75,56 +82,59 @@ def plan(
     """
     if not 0 < rate < model.stable_below():
         raise ValueError(
-            f"at the rate {rate:g} the model diverges: it is stable below {model.stable_below():.4g}"
+            f"rate must be positive and below {model.stable_below():.4g}, got {rate:g}. "
+            "The model diverges at higher rates."
         )
     if steps < 2:
-        raise ValueError(f"there must be at least 2 steps, not {steps}")
-    run = Segment(steps, rate, batch_size)
+        raise ValueError(f"steps must be at least 2, got {steps}.")
+    segment = Segment(steps, rate, batch_size)
 
     def loss(first: int, every: int = 1) -> float:
-        return average(model, run, first, every).loss
+        return average(model, segment, first, every).loss
 
     grid = np.unique(np.concatenate([np.geomspace(1, steps, 40), np.linspace(1, steps, 40)]))
-    starts = np.unique(grid.astype(int))
-    best = int(min(starts, key=loss))
-    near = np.searchsorted(starts, best)
-    low, high = starts[max(near - 1, 0)], starts[min(near + 1, len(starts) - 1)]
+    candidates = np.unique(grid.astype(int))
+    best = int(min(candidates, key=loss))
+    index = np.searchsorted(candidates, best)
+    low, high = candidates[max(index - 1, 0)], candidates[min(index + 1, len(candidates) - 1)]
     best = int(min(np.unique(np.linspace(low, high, 40).astype(int)), key=loss))
-    least = loss(best)
+    lowest = loss(best)
     strides = np.unique(np.geomspace(1, max(1, steps - best), 60).astype(int))
-    every = int(max(k for k in strides if loss(best, int(k)) <= (1 + slack) * least))
-    last = last_iterate(model, run).loss
-    return Advice(
-        best, every, last, least, _decayed(model, run), _cautions(model, run, last, least)
-    )
+    every = int(max(k for k in strides if loss(best, int(k)) <= (1 + slack) * lowest))
+    last = last_iterate(model, segment).loss
+    cautions = _cautions(model, segment, last, lowest)
+    return Advice(best, every, last, lowest, _decayed_loss(model, segment), cautions)
 
 
-def _decayed(model: Quadratic, run: Segment, pieces: int = 40) -> float:
-    """By the paper's linear schedule, in pieces."""
-    edges = np.round(np.linspace(0, run.steps, pieces + 1)).astype(int)
+def _decayed_loss(model: Quadratic, segment: Segment, pieces: int = 40) -> float:
+    """Approximate the paper's linear schedule by constant pieces."""
+    edges = np.round(np.linspace(0, segment.steps, pieces + 1)).astype(int)
     segments = []
     for a, b in pairwise(edges):
-        factor = schedule.linear((a + b) / 2, run.steps)
-        segments.append(Segment(int(b - a), run.rate * factor, run.batch_size))
+        factor = schedule.linear((a + b) / 2, segment.steps)
+        segments.append(Segment(int(b - a), segment.rate * factor, segment.batch_size))
     return last_iterate(model, segments).loss
 
 
-def _cautions(model: Quadratic, run: Segment, last: float, least: float) -> tuple[str, ...]:
-    found = ["The model is a quadratic with noise that is the same in all directions and places."]
-    sharpest = run.rate * model.contraction.max()
+def _cautions(model: Quadratic, segment: Segment, last: float, averaged: float) -> tuple[str, ...]:
+    found = ["The model is a quadratic with the same noise in all directions and at all points."]
+    sharpest = segment.rate * model.contraction.max()
     if sharpest > 1:
         found.append(
-            f"αλ reaches {sharpest:.2g}: there the iterate overshoots, and a true loss is hardly quadratic."
+            f"αλ reaches {sharpest:.2g}. The iterate overshoots in such directions, and real "
+            "losses are unlikely to be quadratic there."
         )
-    slow = run.rate * run.steps * model.contraction
-    unsettled = float(model.spectrum.counts[slow < 3].sum() / model.spectrum.dimension)
+    progress = segment.rate * segment.steps * model.contraction
+    unsettled = float(model.spectrum.counts[progress < 3].sum() / model.spectrum.dimension)
     if unsettled > 0.05:
         found.append(
-            f"{100 * unsettled:.0f} % of the directions have not settled in this many steps: what is left of "
-            "their start decides as much as noise does."
+            f"{100 * unsettled:.0f}% of the directions do not converge in this many steps. Their "
+            "remaining distance to the minimum matters as much as noise."
         )
-    if least > 0.9 * last:
-        found.append("Averaging hardly helps here: the loss is not noise, but distance to go.")
+    if averaged > 0.9 * last:
+        found.append(
+            "Averaging barely helps: the loss comes from distance to the minimum, not from noise."
+        )
     return tuple(found)
 
 
@@ -137,16 +147,24 @@ def from_measurements(
     largest_eigenvalue: float | None = None,
     excess_loss: float,
 ) -> Quadratic:
-    """The quadratic that has what was measured of a network.
+    """Build the quadratic that matches measurements of a network.
 
     Args:
-        parameters: P
-        noise_trace: the trace of the covariance of one example's gradient
-        spectrum: of the Hessian, if it was measured; else a power law is fitted to the next two
-        hessian_trace: Tr H
-        largest_eigenvalue: of H
-        excess_loss: how far the loss is above the best one, where the run starts; it is spread so that the start is
-            as far from the minimum in all directions, and where averaging should begin depends on that
+        parameters: P.
+        noise_trace: Trace of the covariance of the gradient of one example.
+        spectrum: Measured spectrum of the Hessian. If None, a power law is fitted to
+            ``hessian_trace`` and ``largest_eigenvalue``.
+        hessian_trace: Tr H.
+        largest_eigenvalue: Largest eigenvalue of H.
+        excess_loss: Loss at the start minus the minimum loss. The start is placed at the same
+            distance from the minimum in all directions, which affects the best time to start
+            averaging.
+
+    Returns:
+        The quadratic.
+
+    Raises:
+        ValueError: If the measurements are inconsistent.
 
     Example:
         >>> model = from_measurements(
@@ -158,44 +176,48 @@ def from_measurements(
     """
     if spectrum is None:
         if hessian_trace is None or largest_eigenvalue is None:
-            raise ValueError("say the spectrum, or both hessian_trace and largest_eigenvalue")
+            raise ValueError("Pass either spectrum, or both hessian_trace and largest_eigenvalue.")
         ratio = hessian_trace / largest_eigenvalue
         if not 1 < ratio < parameters:
             raise ValueError(
-                f"the trace ({hessian_trace:g}) must lie between the largest eigenvalue "
-                f"({largest_eigenvalue:g}) and P times it"
+                f"hessian_trace must be between the largest eigenvalue ({largest_eigenvalue:g}) "
+                f"and P times it, got {hessian_trace:g}."
             )
         ranks = np.arange(1.0, parameters + 1)
         exponent = optimize.brentq(lambda s: (ranks**-s).sum() - ratio, 0.0, 50.0)
         spectrum = power_law(parameters, exponent, largest_eigenvalue, nodes=min(parameters, 500))
     elif hessian_trace is not None or largest_eigenvalue is not None:
         raise ValueError(
-            "say the spectrum, or hessian_trace and largest_eigenvalue: not all of them"
+            "Pass either spectrum, or hessian_trace and largest_eigenvalue, but not both."
         )
     if not np.isclose(spectrum.dimension, parameters, rtol=0.05):
         raise ValueError(
-            f"the spectrum has {spectrum.dimension:g} directions, the network {parameters} parameters"
+            f"The spectrum has {spectrum.dimension:g} directions, "
+            f"but the network has {parameters} parameters."
         )
     total = float(spectrum.counts @ spectrum.eigenvalues)
     if total <= 0 or excess_loss < 0 or noise_trace < 0:
-        raise ValueError("curvature must be positive; noise and excess loss must not be negative")
+        raise ValueError(
+            "The Hessian trace must be positive, and noise_trace and excess_loss non-negative."
+        )
     start = np.sqrt(2 * excess_loss / total)
     return Quadratic(spectrum, noise=noise_trace / parameters, start=start)
 
 
 @dataclass(frozen=True)
 class CurveAdvice:
-    """What a loss curve alone tells.
+    """A recommendation from a loss curve alone.
 
     Args:
-        first: T_avg: from where on the curve only fluctuates
-        every: a stride that loses next to nothing
-        time_constant: in which the transient falls to 1/e
-        settled_loss: where the curve ends
-        fluctuation: its standard deviation there
-        noise_cost: what noise costs, if the iterates scatter around the minimum of this very loss
-        cautions: how far to trust it
-        unit: what all of these are counted in
+        first: T_avg, where the curve starts to fluctuate around a constant level.
+        every: A stride with negligible cost.
+        time_constant: Time in which the transient decays to 1/e.
+        settled_loss: Level at which the curve ends.
+        fluctuation: Standard deviation around that level.
+        noise_cost: Estimated loss due to noise, if the iterates scatter around the minimum of
+            this loss.
+        cautions: Caveats, as sentences.
+        unit: Unit of the times.
     """
 
     first: int
@@ -211,9 +233,9 @@ class CurveAdvice:
         stride = "" if self.every == 1 else f", every {self.every:,} {self.unit}s"
         lines = [
             f"Average from {self.unit} {self.first:,} on{stride}.",
-            f"The loss settles at {self.settled_loss:.4g} ± {self.fluctuation:.2g} within some "
-            f"{self.time_constant:,.0f} {self.unit}s; its fluctuation indicates that noise costs "
-            f"{self.noise_cost:.2g} or more.",
+            f"The loss settles at {self.settled_loss:.4g} ± {self.fluctuation:.2g} with a time "
+            f"constant of {self.time_constant:,.0f} {self.unit}s. Its fluctuation suggests that "
+            f"noise costs at least {self.noise_cost:.2g}.",
         ]
         return "\n".join([*lines, *(f"- {caution}" for caution in self.cautions)])
 
@@ -221,82 +243,88 @@ class CurveAdvice:
 def from_curve(
     steps: ArrayLike, losses: ArrayLike, effective_dimension: float = 1.0, unit: str = "step"
 ) -> CurveAdvice:
-    """Advice from the losses of iterates along a run at a constant rate.
+    """Derive advice from the losses of the iterates of a run at a constant learning rate.
 
-    The curve is fitted by a transient and a level, c + a·e^(−t/τ). Around its level the loss ½ Σ λw² of settled
-    iterates has the mean E = ½ Σ λV and the standard deviation E·√(2/P_eff): so a fluctuation indicates that noise costs
-    √(P_eff/2) times as much, most of which a long average takes off. That supposes that iterates scatter around the
-    minimum of the loss that is measured. Where they settle beside it (by weight decay, or as it is a validation loss),
-    the loss fluctuates more, and the indication is too high.
+    The curve is fitted by a transient and a level, c + a·e^(−t/τ). Once settled, the loss
+    ½ Σ λw² has mean E = ½ Σ λV and standard deviation E·√(2/P_eff). The fluctuation therefore
+    suggests that noise costs √(P_eff/2) times as much, and a long average removes most of that
+    cost. This assumes that iterates scatter around the minimum of the measured loss. If they
+    settle elsewhere (because of weight decay, or because it is a validation loss), the loss
+    fluctuates more and the estimate is too high.
 
     Args:
-        steps: at which the losses were measured
-        losses: of the iterate, on data that is always the same
-        effective_dimension: P_eff = (Σ λV)²/Σ (λV)²; it is at least 1, and far more in a network
-        unit: what steps are, in words
+        steps: Steps at which the losses were measured.
+        losses: Losses of the iterate, always on the same data.
+        effective_dimension: P_eff = (Σ λV)²/Σ (λV)². At least 1, and much larger in a network.
+        unit: Name of the unit of ``steps``.
+
+    Returns:
+        The advice.
 
     Raises:
-        ValueError: where the curve has not settled, or is no such curve: then there is no advice
+        ValueError: If the curve has not settled or does not have this shape.
 
     Example:
         >>> t = np.arange(0, 10_000, 100)
-        >>> wobble = 0.02 * np.random.default_rng(0).standard_normal(100)
-        >>> advice = from_curve(t, 0.5 + 2 * np.exp(-t / 800) + wobble)
+        >>> noise = 0.02 * np.random.default_rng(0).standard_normal(100)
+        >>> advice = from_curve(t, 0.5 + 2 * np.exp(-t / 800) + noise)
         >>> 600 < advice.time_constant < 1000, 2000 < advice.first < 6000
         (True, True)
     """
     t, y = np.asarray(steps, dtype=float), np.asarray(losses, dtype=float)
     if t.shape != y.shape or t.ndim != 1 or len(t) < 8:
-        raise ValueError("there must be a loss for each step, and at least 8 of them")
+        raise ValueError("Pass one loss per step, for at least 8 steps.")
     if not (np.isfinite(y).all() and np.isfinite(t).all()) or (np.diff(t) <= 0).any():
-        raise ValueError("losses must be finite, and steps increasing")
+        raise ValueError("losses must be finite, and steps must be finite and increasing.")
     if not effective_dimension >= 1:
-        raise ValueError(f"effective_dimension must be at least 1, not {effective_dimension}")
+        raise ValueError(f"effective_dimension must be at least 1, got {effective_dimension}.")
     span = t[-1] - t[0]
     tail = y[len(y) // 2 :]
 
-    def curve(x: np.ndarray, level: float, height: float, tau: float) -> np.ndarray:
-        return level + height * np.exp(-(x - t[0]) / tau)
+    def curve(x: Array, level: float, height: float, tau: float) -> Array:
+        value: Array = level + height * np.exp(-(x - t[0]) / tau)
+        return value
 
     guess = (float(tail.mean()), float(y[0] - tail.mean()), span / 10)
     bounds = ([-np.inf, -np.inf, span / (10 * len(t))], [np.inf, np.inf, 10 * span])
     try:
         (level, height, tau), _ = optimize.curve_fit(curve, t, y, p0=guess, bounds=bounds)
     except RuntimeError:
-        raise ValueError("no transient and level can be fitted to this curve") from None
+        raise ValueError("Cannot fit a transient and a level to this curve.") from None
     settled = t - t[0] > 3 * tau
     if settled.sum() < 5:
         raise ValueError(
-            f"the curve has not settled in {span:,.0f} {unit}s, so that there is nothing to average yet: train on at "
-            "this rate"
+            f"The curve has not settled in {span:,.0f} {unit}s, so there is nothing to average "
+            "yet. Continue training at this learning rate."
         )
-    left = (y - curve(t, level, height, tau))[settled]
-    slope, level_left = np.polyfit(t[settled], left, 1)
-    wobble = float((left - slope * t[settled] - level_left).std(ddof=2))
+    residual = (y - curve(t, level, height, tau))[settled]
+    slope, offset = np.polyfit(t[settled], residual, 1)
+    fluctuation = float((residual - slope * t[settled] - offset).std(ddof=2))
     drift = float(slope * np.ptp(t[settled]))
-    if abs(drift) > 4 * wobble + 0.05 * abs(height):
+    if abs(drift) > 4 * fluctuation + 0.05 * abs(height):
         raise ValueError(
-            "the curve does not settle: after its fast part it goes on by more than it fluctuates"
+            "The curve does not settle: after its fast transient, it drifts by more than it "
+            "fluctuates."
         )
-    # From where on the transient is lost in the fluctuation.
-    wait = tau * np.log(max(2 * abs(height) / wobble, 1.0)) if wobble > 0 else 10 * tau
+    # Wait until the transient is smaller than the fluctuation.
+    wait = tau * np.log(max(2 * abs(height) / fluctuation, 1.0)) if fluctuation > 0 else 10 * tau
     first = int(np.ceil(min(t[0] + wait, t[settled][-3])))
     cautions = (
         f"{int(settled.sum())} points lie after the transient.",
-        "What noise costs cannot be read from a curve, it is only indicated"
+        "A loss curve only suggests the cost of noise"
         + (
-            ": here by one effective direction, where a network has many."
+            ". This estimate assumes one effective direction; a network has many."
             if effective_dimension == 1
             else "."
         ),
     )
     return CurveAdvice(
         first,
-        max(1, int(tau)),  # iterates nearer than that are alike
+        max(1, int(tau)),  # iterates closer than this are similar
         float(tau),
         float(level),
-        wobble,
-        float(np.sqrt(effective_dimension / 2)) * wobble,
+        fluctuation,
+        float(np.sqrt(effective_dimension / 2)) * fluctuation,
         cautions,
         unit,
     )

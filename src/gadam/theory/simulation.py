@@ -1,8 +1,9 @@
-"""Simulators: what the predictions are about, step by step.
+"""Step-by-step simulators of the processes that the predictions describe.
 
-With independent noise the directions of the eigenbasis know nothing of each other. They are simulated in
-blocks that stay in the processor's cache, each with a stream of random numbers of its own, on all cores: the
-result does not depend on how many there are, and a million directions need no more memory than their ends.
+With independent noise, the directions of the eigenbasis do not interact. They are simulated in
+blocks that fit in the CPU cache, on all cores, each block with its own random stream. The result
+does not depend on the number of threads, and memory is needed only for the final points, even for
+a million directions.
 """
 
 from __future__ import annotations
@@ -11,32 +12,33 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from gadam.theory.noise import NoiseDraw
-from gadam.theory.predict import Segment, Quadratic, check_sampling, as_segments
+from gadam.theory.predict import Quadratic, Segment, as_segments, check_sampling
 from gadam.theory.spectrum import Array
 
 __all__ = ["Simulation", "simulate", "simulate_dependent"]
 
-BLOCK = 1 << 15  # values: with noise, sum and average half a megabyte
+BLOCK = 1 << 15  # values per block; with noise, sum and average about half a megabyte
 POINTS = ("last", "average", "ema")
 
 
 @dataclass(frozen=True, eq=False)
 class Simulation:
-    """What came out of a simulation.
+    """The result of a simulation.
 
     Attributes:
-        last: The last iterate, (replicas, P).
-        average: The mean of the samples, likewise; None if the run ends before the first.
-        ema: The debiased exponential moving average, likewise.
-        steps: At which the following were recorded.
-        squared_distance: ‖w − w*‖² of each point by name, (recorded steps, replicas); NaN before its
-            first sample.
-        loss: L(w), likewise.
+        last: The last iterate, of shape (replicas, P).
+        average: The mean of the samples, of the same shape. None if nothing was sampled.
+        ema: The debiased exponential moving average, of the same shape. None if nothing was
+            sampled or no decay was passed.
+        recorded_steps: Steps at which the distances and losses were recorded.
+        squared_distance: ‖w − w*‖² of each point by name, of shape (recorded steps, replicas).
+            NaN before the first sample.
+        loss: L(w) of each point by name, of the same shape.
     """
 
     last: Array
@@ -69,9 +71,9 @@ def _sampling(
     check_sampling(first, every, decay)
     steps = sum(segment.steps for segment in segments)
     if replicas < 1:
-        raise ValueError(f"there must be at least one replica, not {replicas}")
+        raise ValueError(f"replicas must be at least 1, got {replicas}.")
     if any(not 1 <= step <= steps for step in record):
-        raise ValueError(f"steps to record must lie between 1 and {steps}")
+        raise ValueError(f"Steps to record must be between 1 and {steps}.")
     return _Sampling(first, every, decay, tuple(sorted({int(step) for step in record})))
 
 
@@ -88,49 +90,50 @@ def simulate(
     dtype: type = np.float64,
     threads: int | None = None,
 ) -> Simulation:
-    """Descend the quadratic with independent Gaussian noise.
+    """Simulate descent on the quadratic with independent Gaussian noise.
 
     Args:
-        model: the quadratic and the method; its counts must be whole numbers
-        segments: the steps
-        replicas: independent runs
-        first: T_avg, the first step after which the iterate is sampled
-        every: κ, steps from sample to sample
-        decay: ρ of an EMA of the same samples, if wanted
-        record: steps after which distances and losses are noted
-        seed: of the noise
-        dtype: float32 for speed
-        threads: one for each core if not said
+        model: The quadratic and the method. The counts of its spectrum must be integers.
+        segments: The steps.
+        replicas: Number of independent repetitions.
+        first: T_avg, the first sampled step.
+        every: κ, the stride.
+        decay: ρ of an EMA of the same samples, or None.
+        record: Steps at which to record distances and losses.
+        seed: Seed of the noise.
+        dtype: Floating-point type. Use float32 for speed.
+        threads: Number of threads. Defaults to one per core.
+
+    Returns:
+        The final points and the recorded values.
 
     Example:
         >>> from gadam.theory.spectrum import Spectrum
         >>> model = Quadratic(Spectrum([1.0], counts=[50]), noise=1.0)
-        >>> run = simulate(model, Segment(200, rate=0.1), replicas=3, first=100)
-        >>> run.average.shape, bool((run.average**2).sum() < (run.last**2).sum())
+        >>> result = simulate(model, Segment(200, rate=0.1), replicas=3, first=100)
+        >>> result.average.shape, bool((result.average**2).sum() < (result.last**2).sum())
         ((3, 50), True)
     """
-    whole = as_segments(segments)
-    sampling = _sampling(whole, replicas, first, every, decay, record)
-    counts = np.round(model.spectrum.counts).astype(int)
-    model.spectrum.expanded()  # refuses counts that are not whole
-    direction = np.repeat(np.arange(len(counts)), counts)
+    steps = as_segments(segments)
+    sampling = _sampling(steps, replicas, first, every, decay, record)
+    direction = _directions(model)
     width = max(1, BLOCK // replicas)
     blocks = [direction[i : i + width] for i in range(0, len(direction), width)]
     streams = np.random.SeedSequence(seed).spawn(len(blocks))
 
-    def one(block: int) -> _Block:
+    def run_block(block: int) -> _Block:
         random = np.random.Generator(np.random.SFC64(streams[block]))
         noise: Array = np.empty((replicas, len(blocks[block])), dtype=dtype)
 
         def draw(w: Array) -> Array:
             return random.standard_normal(out=noise, dtype=dtype)
 
-        return _descend(model, whole, blocks[block], draw, sampling, replicas, dtype)
+        return _descend(model, steps, blocks[block], draw, sampling, replicas, dtype)
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     workers = threads or cores or 1
     with ThreadPoolExecutor(workers) as pool:
-        return _joined(list(pool.map(one, range(len(blocks)))), sampling)
+        return _join_directions(list(pool.map(run_block, range(len(blocks)))), sampling)
 
 
 def simulate_dependent(
@@ -145,39 +148,53 @@ def simulate_dependent(
     record: Sequence[int] = (),
     dtype: type = np.float64,
 ) -> Simulation:
-    """Descend the quadratic plus one draw of a Gaussian process: the noise depends on the point alone.
+    """Simulate descent on the quadratic plus one draw of a Gaussian process.
 
-    The kernel says how strong the noise is: the model's own σ², and batch sizes, are not used.
+    The noise is a function of the point. The kernel sets its variance, and the model's own σ² and
+    the batch sizes are ignored.
 
     Args:
-        model: the quadratic and the method
-        segments: the steps
-        draw: gives the noise of replica 0, 1, …, see :mod:`gadam.theory.noise`
-        replicas: independent draws
-        first: see :func:`simulate`
-        every: likewise
-        decay: likewise
-        record: likewise
-        dtype: likewise
+        model: The quadratic and the method. The counts of its spectrum must be integers.
+        segments: The steps.
+        draw: Returns the noise of replica 0, 1, …. See :mod:`gadam.theory.noise`.
+        replicas: Number of independent draws.
+        first: T_avg, the first sampled step.
+        every: κ, the stride.
+        decay: ρ of an EMA of the same samples, or None.
+        record: Steps at which to record distances and losses.
+        dtype: Floating-point type.
+
+    Returns:
+        The final points and the recorded values.
     """
-    sampling = _sampling(as_segments(segments), replicas, first, every, decay, record)
-    counts = np.round(model.spectrum.counts).astype(int)
-    model.spectrum.expanded()
-    direction = np.repeat(np.arange(len(counts)), counts)
-    runs = []
+    steps = as_segments(segments)
+    sampling = _sampling(steps, replicas, first, every, decay, record)
+    direction = _directions(model)
+    results = []
     for replica in range(replicas):
         noise = draw(replica)
 
         def at(w: Array, noise: NoiseDraw = noise) -> Array:
             return noise(w[0])[None]
 
-        runs.append(_descend(model, as_segments(segments), direction, at, sampling, 1, dtype, own=False))
-    return _stacked([_joined([run], sampling) for run in runs])
+        block = _descend(model, steps, direction, at, sampling, 1, dtype, unit_noise=False)
+        results.append(_join_directions([block], sampling))
+    return _join_replicas(results)
+
+
+def _directions(model: Quadratic) -> NDArray[np.intp]:
+    """Return the index of the eigenvalue of each direction."""
+    counts = np.round(model.spectrum.counts).astype(int)
+    model.spectrum.expanded()  # raises if a count is not an integer
+    return np.repeat(np.arange(len(counts)), counts)
 
 
 @dataclass(frozen=True, eq=False)
 class _Block:
-    """The points of some directions, and their part of what is recorded: (points, steps, replicas)."""
+    """The final points of some directions, and their share of the recorded sums.
+
+    ``squares`` and ``losses`` have shape (points, steps, replicas).
+    """
 
     points: dict[str, Array | None]
     squares: Array
@@ -187,24 +204,24 @@ class _Block:
 def _descend(
     model: Quadratic,
     segments: list[Segment],
-    direction: Any,
+    direction: NDArray[np.intp],
     draw: Callable[[Array], Array],
     sampling: _Sampling,
     replicas: int,
     dtype: type,
-    own: bool = True,
+    unit_noise: bool = True,
 ) -> _Block:
-    """These directions, step by step. ``own``: unit noise is scaled to the model's."""
+    """Simulate some directions. ``unit_noise``: scale the drawn noise by the model's σ²/B."""
 
-    def of(values: Any) -> Array:
+    def per_direction(values: ArrayLike) -> Array:
         return np.broadcast_to(values, model.contraction.shape)[direction].astype(dtype)
 
-    lam, minimum = of(model.spectrum.eigenvalues), of(model.minimum)
-    w = np.tile(of(model.start), (replicas, 1))
+    lam, minimum = per_direction(model.spectrum.eigenvalues), per_direction(model.minimum)
+    w = np.tile(per_direction(model.start), (replicas, 1))
     total, moving = np.zeros_like(w), np.zeros_like(w)
     scratch, count, step = np.empty_like(w), 0, 0
-    wanted = {s: i for i, s in enumerate(sampling.record)}
-    squares = np.full((len(POINTS), len(wanted), replicas), np.nan)
+    row = {s: i for i, s in enumerate(sampling.record)}
+    squares: Array = np.full((len(POINTS), len(row), replicas), np.nan)
     losses = squares.copy()
 
     def points() -> dict[str, Array | None]:
@@ -216,11 +233,11 @@ def _descend(
         }
 
     for segment in segments:
-        q = of(1 - segment.rate * model.contraction)
-        drift = of(segment.rate * model.contraction * model.settling_point)
+        q = per_direction(1 - segment.rate * model.contraction)
+        drift = per_direction(segment.rate * model.contraction * model.settling_point)
         moves = bool(drift.any())
-        spread = np.sqrt(model.noise / segment.batch_size) if own else 1.0
-        scale = of(segment.rate * model.gradient_scale * spread)
+        spread = np.sqrt(model.noise / segment.batch_size) if unit_noise else 1.0
+        scale = per_direction(segment.rate * model.gradient_scale * spread)
         for _ in range(segment.steps):
             np.multiply(draw(w), scale, out=scratch)
             w *= q
@@ -234,44 +251,45 @@ def _descend(
                 if sampling.decay is not None:
                     moving *= sampling.decay
                     moving += (1 - sampling.decay) * w
-            if step in wanted:
+            if step in row:
                 for i, point in enumerate(points().values()):
                     if point is not None:
                         away = (point - minimum).astype(float) ** 2
-                        squares[i, wanted[step]] = away.sum(1)
-                        losses[i, wanted[step]] = 0.5 * (away @ lam)
+                        squares[i, row[step]] = away.sum(1)
+                        losses[i, row[step]] = 0.5 * (away @ lam)
     return _Block(points(), squares, losses)
 
 
-def _joined(blocks: list[_Block], sampling: _Sampling) -> Simulation:
-    """All directions."""
+def _join_directions(blocks: list[_Block], sampling: _Sampling) -> Simulation:
     squares = np.sum([block.squares for block in blocks], axis=0)
     losses = np.sum([block.losses for block in blocks], axis=0)
-    points: dict[str, Any] = {}
-    for name in POINTS:
-        parts = [block.points[name] for block in blocks]
-        points[name] = None if parts[0] is None else np.concatenate(parts, axis=1)  # type: ignore[arg-type]
+    points = {name: _concatenate([b.points[name] for b in blocks], 1) for name in POINTS}
+    last = points["last"]
+    assert last is not None
     return Simulation(
-        **points,
+        last=last,
+        average=points["average"],
+        ema=points["ema"],
         recorded_steps=sampling.record,
         squared_distance=dict(zip(POINTS, squares)),
         loss=dict(zip(POINTS, losses)),
     )
 
 
-def _stacked(runs: list[Simulation]) -> Simulation:
-    """All replicas."""
-
-    def stack(parts: list[Any], axis: int) -> Any:
-        return None if parts[0] is None else np.concatenate(parts, axis=axis)
-
+def _join_replicas(results: list[Simulation]) -> Simulation:
     return Simulation(
-        last=stack([run.last for run in runs], 0),
-        average=stack([run.average for run in runs], 0),
-        ema=stack([run.ema for run in runs], 0),
-        recorded_steps=runs[0].recorded_steps,
+        last=np.concatenate([r.last for r in results]),
+        average=_concatenate([r.average for r in results], 0),
+        ema=_concatenate([r.ema for r in results], 0),
+        recorded_steps=results[0].recorded_steps,
         squared_distance={
-            name: stack([run.squared_distance[name] for run in runs], 1) for name in POINTS
+            name: np.concatenate([r.squared_distance[name] for r in results], 1) for name in POINTS
         },
-        loss={name: stack([run.loss[name] for run in runs], 1) for name in POINTS},
+        loss={name: np.concatenate([r.loss[name] for r in results], 1) for name in POINTS},
     )
+
+
+def _concatenate(arrays: Sequence[Array | None], axis: int) -> Array | None:
+    """Concatenate arrays of which all or none are None."""
+    present = [array for array in arrays if array is not None]
+    return np.concatenate(present, axis=axis) if present else None

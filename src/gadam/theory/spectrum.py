@@ -1,4 +1,4 @@
-"""Spectra: the curvatures that a loss has, and in how many directions it has them."""
+"""Hessian spectra: eigenvalues of the loss and the number of directions that share each one."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Array = NDArray[np.floating[Any]]
 
 @dataclass(frozen=True, eq=False)
 class Spectrum:
-    """Eigenvalues of the true loss's Hessian.
+    """Eigenvalues of the Hessian of the true loss.
 
     Args:
-        eigenvalues: λ, none of them negative
-        counts: in how many directions each is found; once each if not said
+        eigenvalues: λ, all non-negative.
+        counts: Number of directions per eigenvalue. Defaults to one each.
 
     Example:
         >>> spectrum = Spectrum([0.5, 2.0], counts=[90, 10])
@@ -37,12 +37,13 @@ class Spectrum:
         values = np.atleast_1d(np.asarray(eigenvalues, dtype=float))
         number = np.ones_like(values) if counts is None else np.asarray(counts, dtype=float)
         if values.ndim != 1 or not len(values) or not np.isfinite(values).all():
-            raise ValueError("eigenvalues must be a list of finite numbers, not empty")
+            raise ValueError("eigenvalues must be a non-empty list of finite numbers.")
         if number.shape != values.shape or not (number > 0).all():
-            raise ValueError("there must be a positive count for each eigenvalue")
+            raise ValueError("counts must contain one positive number per eigenvalue.")
         if (values < 0).any():
             raise ValueError(
-                f"the loss has no minimum along a negative eigenvalue ({values.min():g}): leave it out"
+                "The loss has no minimum along a direction with a negative eigenvalue "
+                f"(got {values.min():g}). Remove negative eigenvalues."
             )
         object.__setattr__(self, "eigenvalues", values)
         object.__setattr__(self, "counts", number)
@@ -53,14 +54,26 @@ class Spectrum:
         return float(self.counts.sum())
 
     def mean(self, function: Callable[[Array], Array]) -> float:
-        """⟨f(λ)⟩, the mean over all directions."""
+        """Compute ⟨f(λ)⟩, the mean of a function over all directions.
+
+        Args:
+            function: Vectorized function of the eigenvalues.
+
+        Returns:
+            The mean, weighted by the counts.
+        """
         return float(np.average(function(self.eigenvalues), weights=self.counts))
 
     def expanded(self) -> Array:
-        """An eigenvalue for each direction."""
+        """Return one eigenvalue per direction.
+
+        Raises:
+            ValueError: If a count is not an integer.
+        """
         if not np.allclose(self.counts, np.round(self.counts)):
             raise ValueError(
-                "counts that are not whole cannot be simulated: give one eigenvalue a direction (nodes=P)"
+                "A simulation needs integer counts. "
+                "Pass nodes=P to get one eigenvalue per direction."
             )
         return np.repeat(self.eigenvalues, np.round(self.counts).astype(int))
 
@@ -68,14 +81,18 @@ class Spectrum:
 def marchenko_pastur(
     dimension: int, ratio: float, scale: float = 1.0, nodes: int | None = None
 ) -> Spectrum:
-    """The spectrum of a random covariance matrix, ratio = parameters over examples.
+    """Build the spectrum of a random covariance matrix.
 
     Args:
-        dimension: P
-        ratio: r: eigenvalues lie within scale · (1 ± √r)²; for r > 1 a share 1 − 1/r of them is zero
-        scale: their mean
-        nodes: None for 1,000 nodes of a Gauss quadrature, with counts that are not whole; or P, for one eigenvalue a
-            direction, as a simulation needs them
+        dimension: P.
+        ratio: r, the number of parameters over the number of examples. Eigenvalues lie within
+            scale · (1 ± √r)². For r > 1, a fraction 1 − 1/r of them is zero.
+        scale: Mean of the eigenvalues.
+        nodes: None for 1,000 nodes of a Gauss quadrature with fractional counts, or P for one
+            eigenvalue per direction, as a simulation needs.
+
+    Returns:
+        The spectrum.
 
     Example:
         >>> round(marchenko_pastur(10_000, ratio=0.5).mean(lambda x: 1 / x**2), 6)  # (1 − r)⁻³
@@ -83,27 +100,27 @@ def marchenko_pastur(
     """
     if not (ratio > 0 and scale > 0 and dimension >= 1) or nodes not in (None, dimension):
         raise ValueError(
-            f"ratio and scale must be positive, and nodes None or P: {ratio}, {scale}, {nodes}"
+            "ratio and scale must be positive, and nodes must be None or P, "
+            f"got {ratio}, {scale}, {nodes}."
         )
     low, high = (1 - np.sqrt(ratio)) ** 2, (1 + np.sqrt(ratio)) ** 2
     zeros = dimension * max(0.0, 1 - 1 / ratio)
 
-    def at(
-        angle: Array,
-    ) -> tuple[Array, Array]:  # x = middle − half · cos(angle) takes the roots out
+    def at(angle: Array) -> tuple[Array, Array]:
+        # Substituting x = center − half-width · cos(angle) removes the square-root singularities.
         x = (low + high) / 2 - (high - low) / 2 * np.cos(angle)
         return x, np.sin(angle) ** 2 / x
 
     if nodes is None:
-        x, density = at(np.arange(1, 1001) * np.pi / 1001)  # Gauss and Chebyshev's
+        x, density = at(np.arange(1, 1001) * np.pi / 1001)  # Gauss–Chebyshev quadrature
         values, counts = scale * x, (dimension - zeros) * density / density.sum()
     else:
         angle = np.linspace(0, np.pi, 20_001)[1:]
         x, density = at(angle)
-        cumulated = np.concatenate([[0.0], cumulative_simpson(density, x=angle)])
+        cumulative = np.concatenate([[0.0], cumulative_simpson(density, x=angle)])
         zeros = round(zeros)
-        middle = (np.arange(dimension - zeros) + 0.5) / (dimension - zeros)
-        values = scale * np.interp(middle, cumulated / cumulated[-1], x)
+        quantiles = (np.arange(dimension - zeros) + 0.5) / (dimension - zeros)
+        values = scale * np.interp(quantiles, cumulative / cumulative[-1], x)
         counts = np.ones_like(values)
     if zeros:
         values, counts = np.append(values, 0.0), np.append(counts, zeros)
@@ -113,16 +130,22 @@ def marchenko_pastur(
 def power_law(
     dimension: int, exponent: float = 1.0, largest: float = 1.0, nodes: int | None = None
 ) -> Spectrum:
-    """λ_i = largest · i^−exponent: a few steep directions and very many flat ones.
+    """Build λ_i = largest · i^−exponent: a few sharp directions and many flat ones.
 
     Args:
-        dimension: P
-        exponent: how fast they fall
-        largest: the first
-        nodes: how many to use: the steepest ones singly, the others in groups; all if not said
+        dimension: P.
+        exponent: Decay exponent of the eigenvalues.
+        largest: Largest eigenvalue.
+        nodes: Number of distinct eigenvalues. The largest ones stay separate and the others are
+            grouped. Defaults to all P.
+
+    Returns:
+        The spectrum.
     """
     if not (exponent >= 0 and largest > 0 and dimension >= 1) or (nodes or 1) < 1:
-        raise ValueError("the exponent must not be negative and the largest eigenvalue be positive")
+        raise ValueError(
+            "exponent must be non-negative, and largest, dimension and nodes must be positive."
+        )
     if nodes is None or nodes >= dimension:
         return Spectrum(largest * np.arange(1, dimension + 1.0) ** -exponent)
     edges = np.unique(np.round(np.geomspace(1, dimension + 1, nodes + 1)).astype(int))
@@ -132,19 +155,25 @@ def power_law(
 
 
 def measured(nodes: ArrayLike, weights: ArrayLike, dimension: int) -> Spectrum:
-    """From a density that was measured, as stochastic Lanczos quadrature gives it.
+    """Build a spectrum from a measured density, e.g. from stochastic Lanczos quadrature.
 
     Args:
-        nodes: Ritz values; negative ones, along which there is no minimum, are left out
-        weights: of each, in proportion
-        dimension: P
+        nodes: Ritz values. Negative values are dropped, because the loss has no minimum along
+            those directions.
+        weights: Weight of each node, up to a common factor.
+        dimension: P.
+
+    Returns:
+        The spectrum of the non-negative nodes.
 
     Example:
         >>> measured([-0.1, 0.5, 2.0], [0.2, 0.6, 0.2], dimension=100).dimension
         80.0
     """
-    at, share = np.asarray(nodes, dtype=float), np.asarray(weights, dtype=float)
-    if at.shape != share.shape or not np.isfinite([at, share]).all() or (share < 0).any():
-        raise ValueError("there must be a finite node for each weight, and no weight negative")
-    kept = (at >= 0) & (share > 0)
-    return Spectrum(at[kept], dimension * share[kept] / share.sum())
+    values, share = np.asarray(nodes, dtype=float), np.asarray(weights, dtype=float)
+    if values.shape != share.shape or not np.isfinite([values, share]).all() or (share < 0).any():
+        raise ValueError(
+            "nodes and weights must be finite and of equal length, and weights non-negative."
+        )
+    kept = (values >= 0) & (share > 0)
+    return Spectrum(values[kept], dimension * share[kept] / share.sum())
