@@ -1,4 +1,4 @@
-"""The language model: against torch's own LSTM, against the recurrence written out, and its dropouts."""
+"""Check the language model against torch's LSTM and the explicit recurrence, and its dropouts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def small(**dropouts: float) -> AWDLSTM:
 TEXT = torch.randint(11, (7, 3), generator=torch.Generator().manual_seed(1))
 
 
-def twin(layer: WeightDropLSTM, recurrent: torch.Tensor | None = None) -> nn.LSTM:
+def plain_lstm(layer: WeightDropLSTM, recurrent: torch.Tensor | None = None) -> nn.LSTM:
     plain = nn.LSTM(layer.input_size, layer.hidden_size, dtype=layer.weight_hh_l0.dtype)
     state = layer.state_dict()
     if recurrent is not None:
@@ -44,25 +44,25 @@ def twin(layer: WeightDropLSTM, recurrent: torch.Tensor | None = None) -> nn.LST
 
 
 @pytest.mark.parametrize("mode", ["eval", "no weight drop"])
-def test_with_nothing_dropped_it_is_torchs_lstm(mode):
+def test_matches_torch_lstm_without_dropout(mode):
     layer = WeightDropLSTM(3, 5, weight_drop=0.0 if mode == "no weight drop" else 0.5)
     layer.train(mode != "eval")
     x, state = torch.randn(7, 2, 3), (torch.randn(1, 2, 5), torch.randn(1, 2, 5))
     for hx in (None, state):
         out, (h, c) = layer(x, hx)
-        expected, (h_, c_) = twin(layer)(x, hx)
+        expected, (h_, c_) = plain_lstm(layer)(x, hx)
         assert torch.equal(out, expected)
         assert torch.equal(h, h_)
         assert torch.equal(c, c_)
 
 
-def test_training_it_is_torchs_lstm_with_one_dropped_matrix():
+def test_matches_torch_lstm_with_one_dropped_matrix_in_training():
     layer = WeightDropLSTM(3, 5, weight_drop=0.4).double()
     x = torch.randn(7, 2, 3, dtype=torch.float64)
     torch.manual_seed(5)
     dropped = F.dropout(layer.weight_hh_l0.detach(), 0.4)
     assert 0 < int((dropped == 0).sum()) < dropped.numel()
-    plain = twin(layer, dropped)
+    plain = plain_lstm(layer, dropped)
     torch.manual_seed(5)
     out, _ = layer(x)
     expected, _ = plain(x)
@@ -74,53 +74,53 @@ def test_training_it_is_torchs_lstm_with_one_dropped_matrix():
     assert grad is not None
     torch.testing.assert_close(layer.weight_hh_l0.grad, grad * scale)
     torch.testing.assert_close(layer.weight_ih_l0.grad, plain.weight_ih_l0.grad)
-    assert not torch.equal(layer(x)[0], out)  # another mask at the next call
+    assert not torch.equal(layer(x)[0], out)  # The next call draws another mask.
 
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize(
     "shape", [(1, 1, 64), (1, 8, 64), (1, 64, 64), (1, 32, 1), (2, 32, 64)], ids=str
 )
-def test_a_state_of_the_wrong_size_is_refused_as_torch_refuses_it(shape, training):
+def test_state_of_wrong_size_raises_the_same_error_as_torch(shape, training):
     layer = WeightDropLSTM(3, 64, weight_drop=0.5).train(training)
     x, state = torch.randn(50, 32, 3), (torch.zeros(shape), torch.zeros(shape))
     with pytest.raises(RuntimeError, match="hidden") as expected:
-        twin(layer)(x, state)
+        plain_lstm(layer)(x, state)
     with pytest.raises(RuntimeError, match="hidden") as found:
         layer(x, state)
     assert str(found.value) == str(expected.value)
 
 
-def test_inputs_and_probabilities_that_cannot_be():
+def test_invalid_inputs_and_probabilities_raise():
     layer = WeightDropLSTM(3, 5, weight_drop=0.5)
     packed = nn.utils.rnn.pack_sequence([torch.zeros(4, 3)])
     for bad in (torch.zeros(4, 3), packed):
-        with pytest.raises(ValueError, match=r"a tensor \(time, batch, input\)"):
+        with pytest.raises(ValueError, match=r"a tensor of shape \(time, batch, input\)"):
             layer(bad)
     with pytest.raises(ValueError, match="dtype"):
         layer(torch.zeros(4, 2, 3, dtype=torch.float64))
     with pytest.raises(RuntimeError, match="size"):
         layer(torch.zeros(4, 2, 7))
-    with pytest.raises(ValueError, match=r"Invalid weight_drop: 1.5"):
+    with pytest.raises(ValueError, match=r"weight_drop must be in \[0, 1\), got 1.5"):
         WeightDropLSTM(3, 5, weight_drop=1.5)
-    with pytest.raises(ValueError, match="Invalid dropout_input: -1"):
+    with pytest.raises(ValueError, match=r"dropout_input must be in \[0, 1\), got -1"):
         AWDLSTM(5, 3, (), dropout_input=-1)
     assert WeightDropLSTM(3, 5, dtype=torch.float64).weight_hh_l0.dtype == torch.float64
 
 
 @pytest.mark.parametrize("p", [0.5, 0.2, 0.0, 0.9])
-def test_large_matrices_are_dropped_as_small_ones_are(p, monkeypatch):
-    monkeypatch.setattr(lstm, "LARGE", 0)
+def test_large_matrices_are_dropped_like_small_ones(p, monkeypatch):
+    monkeypatch.setattr(lstm, "LARGE_MATRIX", 0)
     weight = torch.full((400, 501), 2.0, requires_grad=True)
     torch.manual_seed(3)
-    out = lstm.dropped(weight, p)
+    out = lstm.drop_connect(weight, p)
     torch.manual_seed(3)
-    assert torch.equal(out, lstm.dropped(weight, p))
+    assert torch.equal(out, lstm.drop_connect(weight, p))
     kept = out != 0
     n = weight.numel()
     assert abs(float(kept.double().mean()) - (1 - p)) < 4 * (p * (1 - p) / n) ** 0.5 + 2**-16
     torch.testing.assert_close(out[kept].unique().item(), 2 / (1 - p), rtol=1e-4, atol=0)
-    # Neighbours, which share their random number, are dropped independently of each other.
+    # Neighbors share a random number but are dropped independently.
     for a, b in ((kept[:, :-1], kept[:, 1:]), (kept[:-1], kept[1:])):
         both = float((a & b).double().mean())
         assert both == pytest.approx((1 - p) ** 2, abs=5 / n**0.5)
@@ -129,7 +129,7 @@ def test_large_matrices_are_dropped_as_small_ones_are(p, monkeypatch):
     torch.testing.assert_close(weight.grad, out.detach() / 2)
 
 
-def test_its_parameters_are_never_replaced():
+def test_parameters_are_never_replaced():
     layer = WeightDropLSTM(3, 5, weight_drop=0.5)
     before = dict(layer.named_parameters())
     optimizer = gadam.Gadam(layer.parameters(), lr=0.1, average=gadam.Averaging(start=1))
@@ -146,7 +146,7 @@ def test_its_parameters_are_never_replaced():
 
 
 @pytest.mark.parametrize("how", ["deepcopy", "pickle", "state_dict", "functional_call"])
-def test_a_copy_is_the_same_network_after_training_too(how):
+def test_copies_match_after_training(how):
     model = small(weight_drop=0.5, dropout_words=0.1)
     model(TEXT).scores.sum().backward()
     if how == "deepcopy":
@@ -173,7 +173,7 @@ def test_a_copy_is_the_same_network_after_training_too(how):
     assert other.layers[0].weight_hh_l0 is not model.layers[0].weight_hh_l0
 
 
-def test_the_averaged_weights_are_those_that_are_used():
+def test_forward_uses_the_averaged_weights():
     model = small(weight_drop=0.5)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     average = gadam.IterateAverage(optimizer, gadam.Averaging(start=1))
@@ -193,7 +193,7 @@ def test_the_averaged_weights_are_those_that_are_used():
     assert torch.equal(model(TEXT).scores, other(TEXT).scores)
 
 
-def test_it_is_the_recurrence_written_out():
+def test_matches_the_explicit_recurrence():
     model = small()
     scores, state, raw, dropped = model(TEXT)
     x = model.embedding.weight[TEXT]
@@ -215,7 +215,7 @@ def test_it_is_the_recurrence_written_out():
     torch.testing.assert_close(scores, x @ model.embedding.weight.T + model.bias)
 
 
-def test_the_state_goes_on():
+def test_state_continues_the_sequence():
     model = small()
     whole = model(TEXT)
     first = model(TEXT[:3])
@@ -226,7 +226,7 @@ def test_the_state_goes_on():
     assert all(not t.requires_grad for pair in lstm.detached(first.state) for t in pair)
 
 
-def test_dropout_is_the_same_at_all_times():
+def test_locked_dropout_uses_one_mask_for_all_time_steps():
     x = torch.ones(9, 4, 50)
     dropped = lstm.locked_dropout(x, 0.3, training=True)
     assert torch.equal(dropped, dropped[:1].expand_as(dropped))
@@ -235,9 +235,9 @@ def test_dropout_is_the_same_at_all_times():
     assert lstm.locked_dropout(x, 0.3, training=False) is x
 
 
-def test_a_dropped_word_is_dropped_wherever_it_occurs():
+def test_word_dropout_drops_all_occurrences():
     model = small(dropout_words=0.5)
-    text = torch.arange(11).repeat(4, 2)  # every word eight times
+    text = torch.arange(11).repeat(4, 2)  # Every word occurs eight times.
     ratio = (model._embed(text) / model.embedding(text)).detach()
     by_word = ratio.view(4, 2, 11, 4).permute(2, 0, 1, 3).flatten(1)
     assert torch.allclose(by_word, by_word[:, :1].expand_as(by_word))
@@ -245,7 +245,7 @@ def test_a_dropped_word_is_dropped_wherever_it_occurs():
     assert torch.equal(model.eval()._embed(text), model.embedding(text))
 
 
-def test_the_embedding_learns_from_both_ends():
+def test_tied_embedding_sums_both_gradients():
     model = small()
     model(TEXT).scores.square().sum().backward()
     tied = model.embedding.weight.grad
@@ -260,7 +260,7 @@ def test_the_embedding_learns_from_both_ends():
     torch.testing.assert_close(tied, embedding.grad + decoder.grad)
 
 
-def test_evaluation_drops_nothing_and_training_all():
+def test_dropout_applies_only_in_training():
     model = small(
         dropout=0.4, dropout_hidden=0.3, dropout_input=0.5, dropout_words=0.2, weight_drop=0.5
     )
@@ -271,11 +271,11 @@ def test_evaluation_drops_nothing_and_training_all():
     assert torch.equal(model(TEXT).scores, plain(TEXT).scores)
 
 
-def test_one_piece_of_memory_holds_the_same_weights():
-    """What cuDNN is given: the values, the gradients, in one buffer."""
+def test_packed_weights_share_one_buffer():
+    """CuDNN receives the same values in one buffer, and gradients flow through."""
     layer = WeightDropLSTM(3, 5)
     weights = [p.clone() for p in layer.parameters()]
-    pieces = lstm.in_one_piece(weights)
+    pieces = lstm.pack_weights(weights)
     assert all(torch.equal(a, b) for a, b in zip(pieces, weights))
     assert len({p.untyped_storage().data_ptr() for p in pieces}) == 1
     ends = [p.storage_offset() + p.numel() for p in pieces]
@@ -285,7 +285,7 @@ def test_one_piece_of_memory_holds_the_same_weights():
     assert layer.bias_hh_l0.grad.unique().tolist() == [3.0]
 
 
-def test_the_networks_are_those_of_the_paper():
+def test_network_sizes_match_the_paper():
     with torch.device("meta"):
         model = lstm.build("AWD-LSTM", 10_000)
     assert sum(p.numel() for p in model.parameters()) == 24_221_600
@@ -294,7 +294,7 @@ def test_the_networks_are_those_of_the_paper():
         (1150, 1150),
         (1150, 400),
     ]
-    with pytest.raises(ValueError, match=r"unknown language model 'vgg16'.*awd-lstm"):
+    with pytest.raises(ValueError, match=r"Unknown language model 'vgg16'.*awd-lstm"):
         lstm.build("vgg16", 10)
 
 

@@ -1,4 +1,4 @@
-"""The networks: that they are the right ones, take what they say, and can be trained."""
+"""Check the networks: their sizes, the inputs they accept, and that they can be trained."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gadam.train import models
 
 MINIS = [name for name in models.names() if "mini" in name]
 WITHOUT_BATCHNORM = ["logistic", "vgg16", "vgg-mini-nobn"]
-# Small enough for one core, and large enough that BatchNorm's last layers see some values.
+# Small enough for one core, large enough for the last BatchNorm layers to see several values.
 SMALL = {
     "logistic": (1, 28, 28),
     "vgg16": (3, 32, 32),
@@ -50,35 +50,35 @@ def has_batchnorm(model: nn.Module) -> bool:
         ("resnet101", 1000, 44_549_160),
     ],
 )
-def test_it_is_the_papers_network(name, num_classes, parameters):
+def test_parameter_count_matches_the_paper(name, num_classes, parameters):
     with torch.device("meta"):
         assert size(models.build(name, num_classes)) == parameters
 
 
 @pytest.mark.parametrize("name", MINIS)
-def test_a_mini_is_small(name):
+def test_mini_networks_are_small(name):
     assert 10_000 < size(models.build(name, 100)) < 350_000
 
 
 @pytest.mark.parametrize("name", models.names())
-def test_scores_of_pictures_of_the_usual_shape(name):
-    usual = {"logistic": (1, 28, 28)} | dict.fromkeys(
+def test_output_shape_for_default_input(name):
+    shapes = {"logistic": (1, 28, 28)} | dict.fromkeys(
         ["resnet18", "resnet50", "resnet101"], (3, 224, 224)
     )
     with torch.device("meta"):
-        scores = models.build(name, 7)(torch.zeros(2, *usual.get(name, (3, 32, 32))))
+        scores = models.build(name, 7)(torch.zeros(2, *shapes.get(name, (3, 32, 32))))
     assert scores.shape == (2, 7)
 
 
 @pytest.mark.parametrize("name", models.names())
-def test_scores_of_pictures_with_other_channels(name):
+def test_output_shape_for_other_channels(name):
     shape = (5, 32, 32)
     with torch.device("meta"):
         assert models.build(name, 7, shape)(torch.zeros(2, *shape)).shape == (2, 7)
 
 
 @pytest.mark.parametrize("name", ["resnet50", "resnet101", "resnext29"])
-def test_a_bottleneck_halves_the_picture_where_it_looks_around(name):
+def test_bottlenecks_stride_in_the_3x3_convolution(name):
     with torch.device("meta"):
         convolutions = [m for m in models.build(name, 10).modules() if isinstance(m, nn.Conv2d)]
     halving = [c.kernel_size for c in convolutions if c.stride == (2, 2)]
@@ -87,13 +87,13 @@ def test_a_bottleneck_halves_the_picture_where_it_looks_around(name):
 
 
 @pytest.mark.parametrize("name", models.names())
-def test_every_parameter_learns(name):
+def test_every_parameter_has_a_gradient(name):
     shape = SMALL.get(name, (3, 16, 16))
     model = models.build(name, 5, shape)
     nn.functional.cross_entropy(
         model(torch.randn(4, *shape)), torch.tensor([0, 1, 2, 3])
     ).backward()
-    # BatchNorm takes away what the bias of a convolution before it adds.
+    # BatchNorm cancels the bias of the convolution before it.
     idle = {
         module.bias
         for module in model.modules()
@@ -107,15 +107,15 @@ def test_every_parameter_learns(name):
 
 @pytest.mark.parametrize("shape", [(1, 14, 14), (3, 32, 32), (2, 8, 11)])
 @pytest.mark.parametrize("name", MINIS)
-def test_a_mini_learns_to_tell_dark_from_bright(name, shape):
+def test_mini_networks_learn_to_separate_dark_from_bright(name, shape):
     model = models.build(name, 2, shape)
     labels = torch.arange(8) % 2
-    pictures = torch.randn(8, *shape) + 2 * labels.reshape(8, 1, 1, 1) - 1
+    images = torch.randn(8, *shape) + 2 * labels.reshape(8, 1, 1, 1) - 1
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     losses = []
     for _ in range(15):
         optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(pictures), labels)
+        loss = nn.functional.cross_entropy(model(images), labels)
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
@@ -123,18 +123,18 @@ def test_a_mini_learns_to_tell_dark_from_bright(name, shape):
 
 
 @pytest.mark.parametrize("name", models.names())
-def test_batchnorm_is_where_the_name_says(name):
+def test_batchnorm_is_present_as_the_name_says(name):
     with torch.device("meta"):
         assert has_batchnorm(models.build(name, 10)) == (name not in WITHOUT_BATCHNORM)
 
 
 @pytest.mark.parametrize("name", [*MINIS, "resnet18"])
-def test_the_hessian_is_symmetric(name):
+def test_hessian_is_symmetric(name):
     shape = SMALL.get(name, (1, 8, 8))
     model = models.build(name, 3, shape).double()
     weights = list(model.parameters())
-    pictures = torch.randn(4, *shape, dtype=torch.float64)
-    loss = nn.functional.cross_entropy(model(pictures), torch.tensor([0, 1, 2, 0]))
+    images = torch.randn(4, *shape, dtype=torch.float64)
+    loss = nn.functional.cross_entropy(model(images), torch.tensor([0, 1, 2, 0]))
     gradients = torch.autograd.grad(loss, weights, create_graph=True)
     u, v = ([torch.randn_like(w) for w in weights] for _ in range(2))
 
@@ -150,23 +150,23 @@ def test_the_hessian_is_symmetric(name):
 
 
 @pytest.mark.parametrize("name", [*MINIS, "resnet18"])
-def test_copied_compiled_and_with_channels_last_it_is_the_same(name):
+def test_copied_compiled_and_channels_last_models_agree(name):
     shape = SMALL.get(name, (3, 8, 8))
     model = models.build(name, 3, shape).eval()
-    pictures = torch.randn(2, *shape)
-    scores = model(pictures)
-    assert torch.equal(copy.deepcopy(model)(pictures), scores)
+    images = torch.randn(2, *shape)
+    scores = model(images)
+    assert torch.equal(copy.deepcopy(model)(images), scores)
     torch.testing.assert_close(
-        torch.compile(model, backend="eager", fullgraph=True)(pictures), scores
+        torch.compile(model, backend="eager", fullgraph=True)(images), scores
     )
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     torch.testing.assert_close(
-        model(pictures.to(memory_format=torch.channels_last)), scores, rtol=1e-4, atol=1e-5
+        model(images.to(memory_format=torch.channels_last)), scores, rtol=1e-4, atol=1e-5
     )
 
 
-def test_convolutions_start_as_he_says():
-    """Normal, with the variance that keeps a gradient's size on its way back."""
+def test_convolutions_use_he_initialization():
+    """Normal weights with the fan-out variance, and zero biases."""
     layers = models.build("vgg16", 10).modules()
     convolution = next(m for m in layers if isinstance(m, nn.Conv2d) and m.out_channels == 256)
     assert convolution.weight.std().item() == pytest.approx((2 / (9 * 256)) ** 0.5, rel=0.02)
@@ -189,25 +189,25 @@ def test_convolutions_start_as_he_says():
         ("VGG-mini (no BN)", "vgg-mini-nobn"),
     ],
 )
-def test_names_are_read_forgivingly(spelling, name):
+def test_names_ignore_case_and_punctuation(spelling, name):
     with torch.device("meta"):
         assert size(models.build(spelling, 10)) == size(models.build(name, 10))
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("arguments", "message"),
     [
-        (("resnt-18", 10), r"'resnt-18' \(did you mean 'resnet18'\?\); there are logistic, vgg16,"),
-        (("?", 10), r"unknown network '\?'; there are logistic"),
-        (("VGG16", 10, (3, 28, 28)), "vgg16 takes pictures of 32x32, not 28x28"),
-        (("vgg16", 10, (3, 64, 32)), "vgg16 takes pictures of 32x32, not 64x32"),
-        (("vgg-mini", 10, (3, 32, 7)), "vgg-mini takes pictures of at least 8x8, not 32x7"),
-        (("resnet18", 10, (3, 28, 28)), "resnet18 takes pictures of at least 32x32, not 28x28"),
-        (("logistic", 10, (28, 28)), r"\(channels, height, width\), all positive, not \(28, 28\)"),
+        (("resnt-18", 10), r"'resnt-18'. Did you mean 'resnet18'\? Choose from logistic, vgg16,"),
+        (("?", 10), r"Unknown network '\?'. Choose from logistic"),
+        (("VGG16", 10, (3, 28, 28)), "vgg16 requires images of 32x32, got 28x28"),
+        (("vgg16", 10, (3, 64, 32)), "vgg16 requires images of 32x32, got 64x32"),
+        (("vgg-mini", 10, (3, 32, 7)), "vgg-mini requires images of at least 8x8, got 32x7"),
+        (("resnet18", 10, (3, 28, 28)), "resnet18 requires images of at least 32x32, got 28x28"),
+        (("logistic", 10, (28, 28)), r"\(channels, height, width\), all positive, got \(28, 28\)"),
         (("logistic", 10, (0, 28, 28)), "all positive"),
-        (("logistic", 0), "num_classes must be positive, not 0"),
+        (("logistic", 0), "num_classes must be positive, got 0"),
     ],
 )
-def test_what_cannot_be_built_is_refused(arguments, sentence):
-    with pytest.raises(ValueError, match=sentence):
+def test_invalid_arguments_raise(arguments, message):
+    with pytest.raises(ValueError, match=message):
         models.build(*arguments)

@@ -1,4 +1,4 @@
-"""The paper's language model: the AWD-LSTM of Merity, Keskar and Socher (2017), and a small one."""
+"""The paper's language model, the AWD-LSTM of Merity, Keskar, and Socher (2017), in two sizes."""
 
 from __future__ import annotations
 
@@ -14,27 +14,39 @@ from gadam._names import find
 
 __all__ = ["AWDLSTM", "Output", "State", "WeightDropLSTM", "build", "canonical", "names"]
 
-State = tuple[tuple[Tensor, Tensor], ...]  # of each layer: hidden state and cell
+State = tuple[tuple[Tensor, Tensor], ...]
+"""Hidden and cell state of each layer."""
 
 
 def locked_dropout(x: Tensor, p: float, training: bool) -> Tensor:
-    """Dropout with one mask for all times (variational dropout): x is (time, batch, feature)."""
+    """Apply dropout with one mask for all time steps (variational dropout).
+
+    Args:
+        x: Tensor of shape (time, batch, feature).
+        p: Dropout probability.
+        training: If False, return ``x`` unchanged.
+
+    Returns:
+        A tensor of the same shape.
+    """
     if not training or p == 0.0:
         return x
     return x * F.dropout(x.new_ones(1, *x.shape[1:]), p)
 
 
 class WeightDropLSTM(nn.LSTM):
-    """A layer of LSTM whose recurrent weights are dropped while it trains: DropConnect.
+    """An LSTM layer with dropout of the recurrent weights during training (DropConnect).
 
-    Each call draws one mask for ``weight_hh_l0`` and keeps it through the sequence. The parameters are
-    those of :class:`torch.nn.LSTM`, by the same names, and are never replaced: what is dropped is a value
-    on the way, so that optimisers, averages, copies and checkpoints see the same tensors throughout.
+    Each call draws one mask for ``weight_hh_l0`` and uses it for the whole sequence. The parameters
+    have the same names as in :class:`torch.nn.LSTM` and are never replaced. Dropout only affects an
+    intermediate value, so optimizers, averages, copies, and checkpoints all see the same tensors.
 
     Args:
-        input_size: features that come in
-        hidden_size: features that go out
-        weight_drop: the probability of each recurrent weight to be left out
+        input_size: Number of input features.
+        hidden_size: Number of output features.
+        weight_drop: Dropout probability of each recurrent weight.
+        device: Device of the parameters.
+        dtype: Dtype of the parameters.
 
     Example:
         >>> layer = WeightDropLSTM(3, 5, weight_drop=0.5)
@@ -67,23 +79,33 @@ class WeightDropLSTM(nn.LSTM):
     def forward(  # type: ignore[override]
         self, x: Tensor, hx: tuple[Tensor, Tensor] | None = None
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """The outputs (time, batch, hidden) and the last state, from x (time, batch, input)."""
+        """Run the layer over a sequence.
+
+        Args:
+            x: Inputs of shape (time, batch, input).
+            hx: Initial hidden and cell state. Defaults to zeros.
+
+        Returns:
+            The outputs of shape (time, batch, hidden), and the final state.
+        """
         if not isinstance(x, Tensor) or x.dim() != 3:
-            raise ValueError("the input must be a tensor (time, batch, input)")
+            raise ValueError("The input must be a tensor of shape (time, batch, input).")
         if x.is_cpu and torch.is_autocast_enabled("cpu"):
-            # In half precision oneDNN has an LSTM on few processors only: in its own on the CPU.
+            # oneDNN supports half-precision LSTMs only on few CPUs. Use the parameters' dtype.
             with torch.autocast("cpu", enabled=False):
-                return self(x.to(self.weight_hh_l0.dtype), hx)
+                result: tuple[Tensor, tuple[Tensor, Tensor]]
+                result = self(x.to(self.weight_hh_l0.dtype), hx)
+                return result
         if not self.training or self.weight_drop == 0.0:
             return super().forward(x, hx)
         if hx is None:
             zeros = x.new_zeros(1, x.shape[1], self.hidden_size)
             hx = (zeros, zeros)
         self.check_forward_args(x, hx, None)
-        recurrent = dropped(self.weight_hh_l0, self.weight_drop)
+        recurrent = drop_connect(self.weight_hh_l0, self.weight_drop)
         weights = [self.weight_ih_l0, recurrent, self.bias_ih_l0, self.bias_hh_l0]
         if x.is_cuda:
-            weights = in_one_piece(weights)
+            weights = pack_weights(weights)
         out, h, c = torch.lstm(x, hx, weights, True, 1, 0.0, True, False, False)
         return out, (h, c)
 
@@ -91,18 +113,27 @@ class WeightDropLSTM(nn.LSTM):
 def _probability(**named: float) -> float:
     ((name, p),) = named.items()
     if not 0.0 <= p < 1.0:
-        raise ValueError(f"Invalid {name}: {p} (it must lie in [0, 1))")
+        raise ValueError(f"{name} must be in [0, 1), got {p}.")
     return p
 
 
-LARGE = 1 << 20
+LARGE_MATRIX = 1 << 20  # Elements.
 
 
-def dropped(weight: Tensor, p: float) -> Tensor:
-    """Dropout of a weight matrix: of a large one on the CPU, where drawing a number for each takes longest, by 16 random
-    bits each, so that p is rounded to a multiple of 2⁻¹⁶.
+def drop_connect(weight: Tensor, p: float) -> Tensor:
+    """Apply dropout to a weight matrix.
+
+    On the CPU, drawing the random numbers dominates the cost. Large matrices use 16 random bits per
+    weight there, which rounds p to a multiple of 2⁻¹⁶.
+
+    Args:
+        weight: The weight matrix.
+        p: Dropout probability.
+
+    Returns:
+        The matrix with some entries set to zero and the others scaled by 1/(1 − p).
     """
-    if not weight.is_cpu or weight.numel() < LARGE:
+    if not weight.is_cpu or weight.numel() < LARGE_MATRIX:
         return F.dropout(weight, p)
     count, levels = weight.numel(), 1 << 16
     bits = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(1 << 63), None)
@@ -111,21 +142,30 @@ def dropped(weight: Tensor, p: float) -> Tensor:
     return weight * kept.view_as(weight).to(weight.dtype).mul_(levels / (levels - cut))
 
 
-def in_one_piece(weights: Sequence[Tensor]) -> list[Tensor]:
-    """The same values side by side in memory, as cuDNN wants them: else it copies them, and warns."""
+def pack_weights(weights: Sequence[Tensor]) -> list[Tensor]:
+    """Copy weights into one contiguous buffer.
+
+    cuDNN requires this layout. Otherwise it copies the weights itself and warns.
+
+    Args:
+        weights: The weights of an LSTM layer.
+
+    Returns:
+        Views of the buffer with the same values and shapes.
+    """
     flat = torch.cat([weight.flatten() for weight in weights])
-    pieces = flat.split([weight.numel() for weight in weights])
+    pieces = torch.split(flat, [weight.numel() for weight in weights])
     return [piece.view_as(weight) for piece, weight in zip(pieces, weights)]
 
 
 class Output(NamedTuple):
-    """What :class:`AWDLSTM` gives.
+    """The output of :class:`AWDLSTM`.
 
     Attributes:
-        scores: Of the next word (time, batch, words).
-        state: To go on with.
-        raw: The last layer's outputs.
-        dropped: The same with dropout: what the scores are made of.
+        scores: Scores of the next word, of shape (time, batch, words).
+        state: Final state, to continue from.
+        raw: Outputs of the last layer.
+        dropped: The same outputs after dropout. The scores are computed from these.
     """
 
     scores: Tensor
@@ -135,21 +175,21 @@ class Output(NamedTuple):
 
 
 class AWDLSTM(nn.Module):
-    """Layers of LSTM between an embedding and its transpose, with dropout everywhere.
+    """An LSTM language model with tied embeddings and dropout throughout.
 
-    While it trains, words are dropped from the vocabulary (every occurrence in the batch), features of
-    the embedded words, of what goes from layer to layer and of what comes out (one mask for all times),
-    and recurrent weights.
+    During training, the model drops whole words (all their occurrences in the batch), features of
+    the embedded words, of the activations between layers, and of the outputs (with one mask for all
+    time steps), and recurrent weights.
 
     Args:
-        words: how many there are
-        width: of the embedding, and of the last layer, whose outputs are compared with it
-        hidden: widths of the layers before the last
-        dropout: of the last layer's outputs
-        dropout_hidden: between layers
-        dropout_input: of the embedded words
-        dropout_words: of whole words
-        weight_drop: of recurrent weights
+        words: Size of the vocabulary.
+        width: Width of the embedding and of the last layer.
+        hidden: Widths of the layers before the last.
+        dropout: Dropout of the last layer's outputs.
+        dropout_hidden: Dropout between layers.
+        dropout_input: Dropout of the embedded words.
+        dropout_words: Dropout of whole words.
+        weight_drop: Dropout of recurrent weights.
 
     Example:
         >>> model = AWDLSTM(10_000, 400, (1150, 1150))
@@ -184,7 +224,15 @@ class AWDLSTM(nn.Module):
         nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
 
     def forward(self, text: Tensor, state: State | None = None) -> Output:
-        """Scores for what follows each word of the text, (time, batch)."""
+        """Score the next word at each position.
+
+        Args:
+            text: Word indices of shape (time, batch).
+            state: State to continue from. Defaults to zeros.
+
+        Returns:
+            The scores, the final state, and the last layer's outputs.
+        """
         x = self._embed(text)
         states = []
         for i, layer in enumerate(self.layers):
@@ -197,7 +245,7 @@ class AWDLSTM(nn.Module):
         return Output(scores, tuple(states), raw, dropped)
 
     def _embed(self, text: Tensor) -> Tensor:
-        x = self.embedding(text)
+        x: Tensor = self.embedding(text)
         if not self.training or self.dropout_words == 0.0:
             return x
         kept = F.dropout(x.new_ones(self.embedding.num_embeddings), self.dropout_words)
@@ -205,39 +253,59 @@ class AWDLSTM(nn.Module):
 
 
 def detached(state: State) -> State:
-    """The state, with nothing behind it."""
+    """Detach a state from its graph.
+
+    Args:
+        state: The state.
+
+    Returns:
+        The same values without a graph.
+    """
     return tuple((h.detach(), c.detach()) for h, c in state)
 
 
-_NETWORKS: dict[str, tuple[int, tuple[int, ...]]] = {  # width, hidden
+_NETWORKS: dict[str, tuple[int, tuple[int, ...]]] = {  # (width, hidden)
     "awd-lstm": (400, (1150, 1150)),
     "awd-lstm-mini": (64, (128,)),
 }
 
 
 def names() -> list[str]:
-    """The networks that :func:`build` knows."""
+    """Return the names of the language models that :func:`build` accepts."""
     return list(_NETWORKS)
 
 
 def canonical(name: str) -> str | None:
-    """The name as :func:`names` spells it; None if it is none of them."""
+    """Look up the canonical spelling of a language model's name.
+
+    Args:
+        name: The name as the user typed it.
+
+    Returns:
+        The name as in :func:`names`, or None if it is unknown.
+    """
     return find(name, {known: known for known in _NETWORKS})[0]
 
 
 def build(name: str, words: int, **dropouts: float) -> AWDLSTM:
-    """A freshly initialised language model.
+    """Build a freshly initialized language model.
 
     Args:
-        name: one of :func:`names`; only its letters and digits matter, in either case
-        words: how many there are
-        dropouts: see :class:`AWDLSTM`
+        name: One of :func:`names`. Only letters and digits count, and case does not.
+        words: Size of the vocabulary.
+        **dropouts: Dropout probabilities of :class:`AWDLSTM`.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: If the name is unknown.
     """
     known = canonical(name)
     if known is None:
         raise ValueError(
-            f"unknown language model {name!r}; there are {', '.join(_NETWORKS)} (networks for pictures "
-            "learn no text)"
+            f"Unknown language model {name!r}. Choose from {', '.join(_NETWORKS)}. "
+            "Image networks do not support text."
         )
     width, hidden = _NETWORKS[known]
     return AWDLSTM(words, width, hidden, **dropouts)

@@ -1,4 +1,4 @@
-"""The paper's networks for pictures, and small ones of the same kinds for a machine with few cores."""
+"""The paper's image networks, and small versions of them for machines with few cores."""
 
 from __future__ import annotations
 
@@ -14,20 +14,28 @@ from gadam._names import find
 __all__ = ["build", "names"]
 
 Shape = tuple[int, int, int]
+"""Channels, height, and width of an image."""
 
 
 def names() -> list[str]:
-    """The networks that :func:`build` knows."""
+    """Return the names of the networks that :func:`build` accepts."""
     return list(_NETWORKS)
 
 
 def build(name: str, num_classes: int, input_shape: Shape | None = None) -> nn.Module:
-    """A freshly initialised network, from pictures (N, C, H, W) to scores (N, ``num_classes``).
+    """Build a freshly initialized network.
 
     Args:
-        name: one of :func:`names`; only its letters and digits matter, in either case
-        num_classes: how many scores each picture gets
-        input_shape: a picture's channels, height and width; the network's usual ones if not given
+        name: One of :func:`names`. Only letters and digits count, and case does not.
+        num_classes: Number of scores per image.
+        input_shape: Channels, height, and width of the images. Defaults to the shape that the
+            network is usually trained on.
+
+    Returns:
+        A network that maps images (N, C, H, W) to scores (N, ``num_classes``).
+
+    Raises:
+        ValueError: If the network is unknown or does not support the image size.
 
     Example:
         >>> import torch
@@ -38,20 +46,22 @@ def build(name: str, num_classes: int, input_shape: Shape | None = None) -> nn.M
     """
     name = _canonical(name)
     network = _NETWORKS[name]
-    shape = network.usual if input_shape is None else input_shape
+    shape = network.default_shape if input_shape is None else input_shape
     if len(shape) != 3 or min(shape) < 1:
-        raise ValueError(f"input_shape is (channels, height, width), all positive, not {shape}")
+        raise ValueError(
+            f"input_shape must be (channels, height, width), all positive, got {shape}."
+        )
     if num_classes < 1:
-        raise ValueError(f"num_classes must be positive, not {num_classes}")
+        raise ValueError(f"num_classes must be positive, got {num_classes}.")
     _, height, width = shape
     if min(height, width) < network.smallest or max(height, width) > network.largest:
         bound = "" if network.largest == network.smallest else "at least "
         raise ValueError(
-            f"{name} takes pictures of {bound}{network.smallest}x{network.smallest}, "
-            f"not {height}x{width}"
+            f"{name} requires images of {bound}{network.smallest}x{network.smallest}, "
+            f"got {height}x{width}."
         )
     model = network.factory(shape, num_classes)
-    model.apply(_initialise)
+    model.apply(_initialize)
     return model
 
 
@@ -59,12 +69,12 @@ def _canonical(name: str) -> str:
     found, near = find(name, {each: each for each in _NETWORKS} | _ALIASES)
     if found is not None:
         return found
-    hint = f" (did you mean {near!r}?)" if near else ""
-    raise ValueError(f"unknown network {name!r}{hint}; there are {', '.join(_NETWORKS)}")
+    hint = f" Did you mean {near!r}?" if near else ""
+    raise ValueError(f"Unknown network {name!r}.{hint} Choose from {', '.join(_NETWORKS)}.")
 
 
-def _initialise(module: nn.Module) -> None:
-    # He's for convolutions; torch's defaults are the usual ones for BatchNorm and linear layers.
+def _initialize(module: nn.Module) -> None:
+    # He initialization for convolutions. BatchNorm and linear layers keep torch's defaults.
     if isinstance(module, nn.Conv2d):
         nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
         if module.bias is not None:
@@ -99,7 +109,10 @@ def _bottleneck(
 
 
 def _projection(branch: Sequence[nn.Conv2d]) -> nn.Conv2d | None:
-    """What fits a block's input to its branch's output, where their shapes differ."""
+    """Return the 1x1 convolution that maps a block's input to the shape of the branch's output.
+
+    Returns None if the shapes are equal.
+    """
     inputs, outputs = branch[0].in_channels, branch[-1].out_channels
     stride = math.prod(convolution.stride[0] for convolution in branch)
     if inputs == outputs and stride == 1:
@@ -108,12 +121,12 @@ def _projection(branch: Sequence[nn.Conv2d]) -> nn.Conv2d | None:
 
 
 def _norm_relu(channels: int) -> list[nn.Module]:
-    # Not in place, here and elsewhere: hooks and second derivatives find each output as it was.
+    # Activations are never in place, so that hooks and second derivatives see unmodified outputs.
     return [nn.BatchNorm2d(channels), nn.ReLU()]
 
 
 class _PostActivation(nn.Module):
-    """A residual block with its last ReLU after the sum (He et al., 2015)."""
+    """Residual block with the last ReLU after the sum (He et al., 2015)."""
 
     def __init__(self, branch: Sequence[nn.Conv2d]) -> None:
         super().__init__()
@@ -128,13 +141,14 @@ class _PostActivation(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.relu(self.branch(x) + self.shortcut(x))
+        out: Tensor = self.relu(self.branch(x) + self.shortcut(x))
+        return out
 
 
 class _PreActivation(nn.Module):
-    """A residual block with nothing after the sum (He et al., 2016).
+    """Residual block with nothing after the sum (He et al., 2016).
 
-    A projection takes the activated input, as the branch does.
+    A projection acts on the activated input, like the branch.
     """
 
     def __init__(self, branch: Sequence[nn.Conv2d]) -> None:
@@ -147,7 +161,8 @@ class _PreActivation(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         activated = self.activate(x)
         shortcut = x if self.project is None else self.project(activated)
-        return self.branch(activated) + shortcut
+        out: Tensor = self.branch(activated) + shortcut
+        return out
 
 
 def _stages(
@@ -157,7 +172,7 @@ def _stages(
     widths: Sequence[int],
     depths: Sequence[int],
 ) -> list[nn.Module]:
-    """The blocks of all stages; each stage but the first halves the picture."""
+    """Return the blocks of all stages. Each stage but the first halves the image."""
     blocks = []
     for stage, (outputs, depth) in enumerate(zip(widths, depths)):
         for position in range(depth):
@@ -227,12 +242,13 @@ def _preresnet(
     )
 
 
-# Zagoruyko and Komodakis, 2016, with the biases of the paper's runs.
+# Zagoruyko and Komodakis (2016), with biases as in the paper's runs.
 _wide_resnet = partial(_preresnet, branch=partial(_basic, bias=True), bias=True)
 
 
 def _resnext29(shape: Shape, num_classes: int) -> nn.Module:
-    # 8 groups of 64 make twice the first stage's 256 outputs, and as many in proportion further on.
+    # 8 groups of width 64 are twice the 256 outputs of the first stage. The ratio is the same in
+    # later stages.
     branch = partial(_bottleneck, inner=2, groups=8)
     return nn.Sequential(
         _convolution(shape[0], 64, 3),
@@ -260,13 +276,13 @@ def _resnet(
     )
 
 
-_resnet_of_bottlenecks = partial(_resnet, branch=_bottleneck, narrowest=256)
+_bottleneck_resnet = partial(_resnet, branch=_bottleneck, narrowest=256)
 
 
 class _Network(NamedTuple):
     factory: Callable[[Shape, int], nn.Module]
-    usual: Shape
-    smallest: int
+    default_shape: Shape
+    smallest: int  # Minimum height and width.
     largest: float = math.inf
 
 
@@ -283,8 +299,8 @@ _NETWORKS = {
     "resnet18": _Network(
         partial(_resnet, branch=_basic, narrowest=64, depths=(2, 2, 2, 2)), _IMAGENET, 32
     ),
-    "resnet50": _Network(partial(_resnet_of_bottlenecks, depths=(3, 4, 6, 3)), _IMAGENET, 32),
-    "resnet101": _Network(partial(_resnet_of_bottlenecks, depths=(3, 4, 23, 3)), _IMAGENET, 32),
+    "resnet50": _Network(partial(_bottleneck_resnet, depths=(3, 4, 6, 3)), _IMAGENET, 32),
+    "resnet101": _Network(partial(_bottleneck_resnet, depths=(3, 4, 23, 3)), _IMAGENET, 32),
     "vgg-mini": _Network(_vgg_mini, _CIFAR, 8),
     "vgg-mini-narrow": _Network(partial(_vgg_mini, width=8), _CIFAR, 8),
     "vgg-mini-wide": _Network(partial(_vgg_mini, width=32), _CIFAR, 8),
