@@ -306,7 +306,7 @@ def test_settings_that_cannot_be(setting, sentence):
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
-        ({"model": "vgg16"}, "unknown language model 'vgg16'"),
+        ({"model": "vgg16"}, "Unknown language model 'vgg16'"),
         ({"batch_size": 500}, "too few to be read at batch_size=500 places"),
         ({"data": replace(RECIPE.data, examples=70_000)}, r"has 6\d{4} words to train on"),
         ({"language": Language(bptt=5000)}, "far more than the 150 words at each"),
