@@ -1,6 +1,7 @@
-"""Draw the pictures of docs/theory.md from the committed numbers: `python scripts/theory_pictures.py`.
+"""Draw the figures of docs/theory.md from the committed results.
 
-The numbers come from `gadam theory all --out results/theory`; of what that writes, the JSON files are kept.
+Usage: `python scripts/theory_pictures.py`. The results come from
+`gadam theory all --out results/theory`. Only the JSON files that it writes are committed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def main() -> None:
-    """Draw them all."""
+    """Draw all figures as PNG files in docs/theory."""
     out = ROOT / "docs" / "theory"
     out.mkdir(exist_ok=True)
     for path in sorted((ROOT / "results" / "theory").glob("*.json")):

@@ -1,23 +1,27 @@
-"""The theory's pictures: prediction as lines, simulation as points with their errors, in one plot."""
+"""Figures of the theory: predictions as lines, simulations as points with error bars.
+
+The titles, captions and labels are part of the committed results (results/theory/*.json). Changing
+one means regenerating these files with ``gadam theory all --out results/theory``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from gadam.report.chart import Chart, Series
 from gadam.theory import predict
 from gadam.theory.errata import ERRATA
 from gadam.theory.mean_field import dependent
 from gadam.theory.noise import Absolute, FourierNoise
-from gadam.theory.predict import Moments, Segment, Quadratic
+from gadam.theory.predict import Moments, Quadratic, Segment
 from gadam.theory.simulation import Simulation, simulate, simulate_dependent
 from gadam.theory.spectrum import Array, Spectrum, power_law
 
 __all__ = ["FIGURES"]
-
 
 FIGURES: dict[str, Callable[[int], Chart]] = {}
 
@@ -27,35 +31,43 @@ def _figure(function: Callable[[int], Chart]) -> Callable[[int], Chart]:
     return function
 
 
-def _line(label: str, x: Any, y: Any, kind: str = "prediction") -> Series:
-    return Series(label, kind, [float(v) for v in x], [float(v) for v in y])
+class _Method(TypedDict, total=False):
+    preconditioner: Array
 
 
-def _sampled(point: Array | None) -> Array:
-    """A point of a run that is long enough to have one."""
-    assert point is not None
-    return point
+def _floats(values: ArrayLike) -> list[float]:
+    return [float(value) for value in np.asarray(values)]
 
 
-def _points(label: str, x: Any, samples: Iterable[Any], unit: float = 1.0) -> Series:
-    """The mean of each set of samples, with its standard error, in this unit."""
+def _line(label: str, x: ArrayLike, y: ArrayLike, kind: str = "prediction") -> Series:
+    return Series(label, kind, _floats(x), _floats(y))
+
+
+def _points(label: str, x: ArrayLike, samples: Iterable[Array], unit: float = 1.0) -> Series:
+    """Return the mean and standard error of each set of samples, divided by ``unit``."""
     sets = [np.asarray(each, dtype=float).ravel() / unit for each in samples]
     return Series(
         label,
         "simulation",
-        [float(v) for v in x],
+        _floats(x),
         [float(each.mean()) for each in sets],
         [float(each.std(ddof=1) / np.sqrt(each.size)) for each in sets],
     )
 
 
+def _sampled(point: Array | None) -> Array:
+    """Narrow the type of a point of a simulation that took samples."""
+    assert point is not None
+    return point
+
+
 @_figure
 def shell(seed: int) -> Chart:
-    """Theorem 1: the last iterate on its shell, the average within."""
+    """Plot Theorem 1: the last iterate stays on a shell, and the average lies inside it."""
     model = Quadratic(Spectrum([1.0], counts=[1000]), noise=1.0, start=10.0)
     rate, steps = 0.1, 3000
     at = np.unique(np.geomspace(1, steps, 40).astype(int))
-    run = simulate(model, Segment(steps, rate), replicas=32, record=at.tolist(), seed=seed)
+    result = simulate(model, Segment(steps, rate), replicas=32, record=at.tolist(), seed=seed)
     shown = at[::4]
     tail = [
         simulate(model, Segment(int(n), rate), replicas=32, first=max(1, n // 2), seed=seed + 1)
@@ -71,10 +83,10 @@ def shell(seed: int) -> Chart:
     series = [
         _line(name, at, [point(int(n)).distance for n in at]) for name, point in names.items()
     ]
-    every = np.searchsorted(at, shown)
+    index = np.searchsorted(at, shown)
     series += [
-        _points("last iterate", shown, np.sqrt(run.squared_distance["last"][every])),
-        _points("average of all", shown, np.sqrt(run.squared_distance["average"][every])),
+        _points("last iterate", shown, np.sqrt(result.squared_distance["last"][index])),
+        _points("average of all", shown, np.sqrt(result.squared_distance["average"][index])),
         _points(
             "average of the second half",
             shown,
@@ -83,9 +95,10 @@ def shell(seed: int) -> Chart:
     ]
     return Chart(
         "The last iterate stays on a shell, the average comes in",
-        "Distance to the minimum in 1,000 directions (λ = 1, α = 0.1, σ²/B = 1). The last iterate forgets its "
-        "start fast, and then stays where its noise keeps it: nearly always at the same distance. The average "
-        "forgets its start slowly, but its noise dies out; the average of the second half has both.",
+        "Distance to the minimum in 1,000 directions (λ = 1, α = 0.1, σ²/B = 1). The last iterate "
+        "forgets its start fast, and then stays where its noise keeps it: nearly always at the "
+        "same distance. The average forgets its start slowly, but its noise dies out; the average "
+        "of the second half has both.",
         "steps",
         "expected distance to the minimum",
         series,
@@ -94,26 +107,27 @@ def shell(seed: int) -> Chart:
 
 @_figure
 def dimension(seed: int) -> Chart:
-    """What averaging gains grows with the number of parameters."""
+    """Plot the gain of averaging, which grows with the number of parameters."""
     rate, steps, first = 0.1, 400, 200
     sizes = np.unique(np.geomspace(1, 10_000, 9).astype(int))
     lines: dict[str, list[float]] = {"last iterate": [], "average": []}
-    points: dict[str, list[Any]] = {"last iterate": [], "average": []}
+    points: dict[str, list[Array]] = {"last iterate": [], "average": []}
     for size in sizes:
         model = Quadratic(Spectrum([1.0], counts=[size]), noise=1.0, start=1.0)
-        run = Segment(steps, rate)
-        lines["last iterate"].append(predict.last_iterate(model, run).loss)
-        lines["average"].append(predict.average(model, run, first).loss)
+        segment = Segment(steps, rate)
+        lines["last iterate"].append(predict.last_iterate(model, segment).loss)
+        lines["average"].append(predict.average(model, segment, first).loss)
         replicas = max(20, 2000 // size)
-        done = simulate(model, run, replicas=replicas, first=first, record=[steps], seed=seed)
-        points["last iterate"].append(done.loss["last"][0])
-        points["average"].append(done.loss["average"][0])
+        result = simulate(model, segment, replicas=replicas, first=first, record=[steps], seed=seed)
+        points["last iterate"].append(result.loss["last"][0])
+        points["average"].append(result.loss["average"][0])
     series = [_line(name, sizes, values) for name, values in lines.items()]
     series += [_points(name, sizes, samples) for name, samples in points.items()]
     return Chart(
         "The more parameters, the more there is to gain",
-        "Expected loss above the best (λ = 1, α = 0.1, 400 steps, averaged from step 200 on). Noise costs the last "
-        "iterate in proportion to P, and averaging takes most of that away, in proportion too.",
+        "Expected loss above the best (λ = 1, α = 0.1, 400 steps, averaged from step 200 on). "
+        "Noise costs the last iterate in proportion to P, and averaging takes most of that away, "
+        "in proportion too.",
         "parameters P",
         "expected excess loss",
         series,
@@ -122,18 +136,18 @@ def dimension(seed: int) -> Chart:
 
 @_figure
 def dependence(seed: int) -> Chart:
-    """Theorem 2: averaging works as far as iterates are apart."""
+    """Plot Theorem 2: averaging helps only if iterates are far apart."""
     size, rate, steps, lam = 200, 0.2, 150, 1.0
     lengths = np.geomspace(0.5, 200, 9)
     model = Quadratic(Spectrum([lam], counts=[size]), noise=1.0, start=0.0)
-    fine = np.geomspace(0.5, 200, 41)  # with the simulated ones among them
+    fine = np.geomspace(0.5, 200, 41)  # includes the simulated length scales
     predicted = [
         dependent(model, Segment(steps, rate), Absolute(1.0, float(ell))).average.variance[0]
         for ell in fine
     ]
     draws = []
     for j, ell in enumerate(lengths):
-        run = simulate_dependent(
+        result = simulate_dependent(
             model,
             Segment(steps, rate),
             lambda r, ell=ell, j=j: FourierNoise(  # type: ignore[misc]
@@ -145,15 +159,16 @@ def dependence(seed: int) -> Chart:
             ),
             replicas=12,
         )
-        draws.append((_sampled(run.average) ** 2).mean(1))
+        draws.append((_sampled(result.average) ** 2).mean(1))
     independent = float(predict.average(model, Segment(steps, rate)).variance[0])
     fixed = float(np.sum((1 - (1 - rate * lam) ** (steps - np.arange(steps))) / (lam * steps)) ** 2)
     return Chart(
         "Noise that depends on the place averages out only between places that are far apart",
-        "Variance of the average in each direction when the noise is the gradient of one random function with "
-        "length scale ℓ (P = 200, α = 0.2, 150 steps; random Fourier features). Where ℓ is small beside the "
-        "distance of iterates it is as with independent noise; where it is large all steps see the same noise. "
-        "The prediction is to leading order in 1/P; the simulation's features err by a fortieth.",
+        "Variance of the average in each direction when the noise is the gradient of one random "
+        "function with length scale ℓ (P = 200, α = 0.2, 150 steps; random Fourier features). "
+        "Where ℓ is small beside the distance of iterates it is as with independent noise; where "
+        "it is large all steps see the same noise. The prediction is to leading order in 1/P; the "
+        "simulation's features err by a fortieth.",
         "length scale ℓ of the noise",
         "variance of the average, each direction",
         [
@@ -167,7 +182,7 @@ def dependence(seed: int) -> Chart:
 
 @_figure
 def stride(seed: int) -> Chart:
-    """The stride corollary, exactly: what sampling less often costs."""
+    """Plot the exact cost of sampling less often (the corollary on strides)."""
     steps, noise = 4000, 1.0
     strides = np.array([1, 2, 4, 8, 16, 32, 64, 128])
     series = []
@@ -188,13 +203,14 @@ def stride(seed: int) -> Chart:
             ).average
             for k in strides[1::2]
         ]
-        # Their mean is known to be zero.
+        # The mean is zero, so the mean square is the variance.
         series.append(_points(label, strides[1::2], [_sampled(d) ** 2 for d in draws], unit=base))
     series.append(_line("the paper's factor κ", strides, strides, kind="printed"))
     return Chart(
         "A stride costs little as long as the iterates between samples are alike",
-        "Variance of the average of every κ-th iterate, over that of all, 4,000 steps. The paper's factor κ is what "
-        "independent iterates would give; they are not: a stride of 1/αλ costs a tenth.",
+        "Variance of the average of every κ-th iterate, over that of all, 4,000 steps. The "
+        "paper's factor κ is what independent iterates would give; they are not: a stride of 1/αλ "
+        "costs a tenth.",
         "stride κ",
         "variance, relative to κ = 1",
         series,
@@ -203,7 +219,7 @@ def stride(seed: int) -> Chart:
 
 @_figure
 def ema(seed: int) -> Chart:
-    """The EMA against the average."""
+    """Plot the EMA against the average."""
     rate, lam, steps = 0.05, 2.0, 3000
     decays = np.array([0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995])
     window = 1 / (1 - decays)
@@ -218,12 +234,13 @@ def ema(seed: int) -> Chart:
     last = float(predict.last_iterate(model, Segment(steps, rate)).variance[0])
     return Chart(
         "An EMA keeps the noise of its window",
-        "Variance of the exponential moving average in each direction, settled (λ = 2, α = 0.05, σ²/B = 1), against "
-        "its window 1/(1 − ρ). Longer windows help, and none goes on to gain as the plain average does.",
+        "Variance of the exponential moving average in each direction, settled (λ = 2, α = 0.05, "
+        "σ²/B = 1), against its window 1/(1 − ρ). Longer windows help, and none goes on to gain "
+        "as the plain average does.",
         "window 1/(1 − ρ), steps",
         "variance, each direction",
         [
-            _line("EMA", 1 / (1 - fine), predict.ema_variance(rate, lam, 1.0, fine)),  # type: ignore[arg-type]
+            _line("EMA", 1 / (1 - fine), predict.ema_variance(rate, lam, 1.0, fine)),
             _points("EMA", window, [_sampled(d) ** 2 for d in draws]),
             _line("last iterate", 1 / (1 - fine), np.full_like(fine, last)),
             _line("average of 3,000 steps", 1 / (1 - fine), np.full_like(fine, mean)),
@@ -234,10 +251,10 @@ def ema(seed: int) -> Chart:
 
 @_figure
 def preconditioning(seed: int) -> Chart:
-    """Theorem 4: where weight decay and preconditioning let the iterate settle."""
+    """Plot Theorem 4: the effect of weight decay and preconditioning."""
     spectrum = power_law(500, exponent=1.0)
-    # A step of either takes the same off the steepest direction.
-    methods: dict[str, tuple[dict[str, Any], float]] = {
+    # At these rates, both methods contract the sharpest direction equally.
+    methods: dict[str, tuple[_Method, float]] = {
         "SGD": ({}, 0.5),
         "adaptive": ({"preconditioner": spectrum.eigenvalues + 1e-3}, 0.5),
     }
@@ -247,37 +264,45 @@ def preconditioning(seed: int) -> Chart:
     series = []
     for name, (kwargs, rate) in methods.items():
 
-        def model(gamma: float, kwargs: dict[str, Any] = kwargs) -> Quadratic:
+        def model(gamma: float, kwargs: _Method = kwargs) -> Quadratic:
             return Quadratic(
                 spectrum, noise=1e-3, start=0.0, minimum=1.0, weight_decay=float(gamma), **kwargs
             )
 
-        run = Segment(steps, rate)
+        segment = Segment(steps, rate)
         series += [
             _line(
                 f"{name}, last iterate",
                 fine,
-                [predict.last_iterate(model(g), run).loss for g in fine],
+                [predict.last_iterate(model(g), segment).loss for g in fine],
             ),
             _line(
-                f"{name}, average", fine, [predict.average(model(g), run, first).loss for g in fine]
+                f"{name}, average",
+                fine,
+                [predict.average(model(g), segment, first).loss for g in fine],
             ),
         ]
-        done = [
+        results = [
             simulate(
-                model(g), run, replicas=24, first=first, record=[steps], seed=[seed, len(series), i]
+                model(g),
+                segment,
+                replicas=24,
+                first=first,
+                record=[steps],
+                seed=[seed, len(series), i],
             )
             for i, g in enumerate(decays)
         ]
         series += [
-            _points(f"{name}, last iterate", decays, [d.loss["last"][0] for d in done]),
-            _points(f"{name}, average", decays, [d.loss["average"][0] for d in done]),
+            _points(f"{name}, last iterate", decays, [d.loss["last"][0] for d in results]),
+            _points(f"{name}, average", decays, [d.loss["average"][0] for d in results]),
         ]
     return Chart(
         "Adaptive steps reach the flat directions, and averaging pays for their noise",
-        "Expected loss above the best on 500 directions with λ = 1/i, after 2,000 steps from w = 0 towards w* = 1, "
-        "against decoupled weight decay γ. The adaptive method divides gradients, noise included, by the "
-        "curvature. Decay moves the settling point, to λw*/(γ(λ + ε) + λ); averaging moves it not.",
+        "Expected loss above the best on 500 directions with λ = 1/i, after 2,000 steps from w = "
+        "0 towards w* = 1, against decoupled weight decay γ. The adaptive method divides "
+        "gradients, noise included, by the curvature. Decay moves the settling point, to λw*/(γ(λ "
+        "+ ε) + λ); averaging moves it not.",
         "weight decay γ",
         "expected excess loss",
         series,
@@ -286,10 +311,10 @@ def preconditioning(seed: int) -> Chart:
 
 @_figure
 def batch_growth(seed: int) -> Chart:
-    """Rate drops and batch growth against averaging."""
+    """Plot learning rate drops and batch growth against averaging."""
     model = Quadratic(power_law(500, exponent=0.5), noise=1.0, start=1.0)
     rate, steps, half = 0.5, 2000, 1000
-    plans = {
+    schedules: dict[str, Callable[[int], list[Segment]]] = {
         "constant rate": lambda n: [Segment(n, rate)],
         "rate / 10 from the half on": lambda n: [
             Segment(min(n, half), rate),
@@ -305,26 +330,26 @@ def batch_growth(seed: int) -> Chart:
     )
     shown = at[3::5].tolist()
     series = []
-    runs: dict[str, Simulation] = {}
-    for i, (name, segments) in enumerate(plans.items()):
+    simulations: dict[str, Simulation] = {}
+    for i, (name, schedule) in enumerate(schedules.items()):
         series.append(
-            _line(name, at, [predict.last_iterate(model, segments(int(n))).loss for n in at])
+            _line(name, at, [predict.last_iterate(model, schedule(int(n))).loss for n in at])
         )
-        runs[name] = simulate(
-            model, segments(steps), replicas=24, first=half, record=shown, seed=seed + i
+        simulations[name] = simulate(
+            model, schedule(steps), replicas=24, first=half, record=shown, seed=seed + i
         )
-        series.append(_points(name, shown, runs[name].loss["last"]))
+        series.append(_points(name, shown, simulations[name].loss["last"]))
     later = at[at >= half]
     averaged = [predict.average(model, Segment(int(n), rate), first=half).loss for n in later]
     series.append(_line("average from the half on", later, averaged))
     kept = [i for i, n in enumerate(shown) if n >= half]
-    loss = runs["constant rate"].loss["average"][kept]
+    loss = simulations["constant rate"].loss["average"][kept]
     series.append(_points("average from the half on", [shown[i] for i in kept], loss))
     return Chart(
         "Drops of the rate and larger batches lower the noise once, averaging goes on",
-        "Expected loss above the best on 500 directions with λ = 1/√i (α = 0.5, σ²/B = 1). A tenth of the rate or ten "
-        "times the batch leaves a tenth of the noise, at a tenth of the pace or ten times the price a step; the "
-        "average passes both.",
+        "Expected loss above the best on 500 directions with λ = 1/√i (α = 0.5, σ²/B = 1). A "
+        "tenth of the rate or ten times the batch leaves a tenth of the noise, at a tenth of the "
+        "pace or ten times the price a step; the average passes both.",
         "steps",
         "expected excess loss",
         series,
