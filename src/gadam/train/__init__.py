@@ -1,4 +1,4 @@
-"""Training: data, models, recipes, the one loop, records and sweeps.
+"""Training: data, models, tasks, the training loop, sweeps and the catalog of experiments.
 
 Needs the extra ``gadam[train]``.
 """

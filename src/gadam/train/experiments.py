@@ -1,8 +1,8 @@
-"""What there is to run by name: the comparison, the paper's tables and figures, single recipes.
+"""Experiments and recipes by name: the comparison, the paper's tables and figures.
 
-:mod:`gadam.train.catalogue` has the paper's at their own scale; :func:`get` shrinks one to ``mini`` scale,
-where a run takes minutes on one core: a small network of the same kind, noisy labels on small pictures or
-a part of the text, the epochs in proportion.
+:mod:`gadam.train.catalog` has the paper's experiments at full scale. :func:`get` shrinks one to
+``mini`` scale, where a run takes minutes on one core: a small network of the same kind, noisy
+labels on small images or part of a text, and proportionally fewer epochs.
 """
 
 from __future__ import annotations
@@ -11,18 +11,11 @@ from dataclasses import replace
 from typing import Literal
 
 from gadam._names import did_you_mean
-from gadam.train.catalogue import (
-    BASES,
-    LINEAR,
-    LINEAR_IA,
-    PAPER,
-    Experiment,
-    bases_in,
-    side_by_side,
-)
-from gadam.train.recipe import Average, Data, Language, Optimizer, Recipe, RecipeError
+from gadam.runs.experiment import Experiment
+from gadam.runs.recipe import Average, Data, Language, Optimizer, Recipe, RecipeError
+from gadam.train.catalog import BASES, LINEAR, LINEAR_IA, PAPER, bases_in, side_by_side
 
-__all__ = ["COMPARE", "GFLOP", "Experiment", "get", "hours", "mini", "names", "recipes", "slug"]
+__all__ = ["COMPARE", "GFLOP", "get", "hours", "mini", "names", "recipes", "slug"]
 
 Scale = Literal["mini", "paper"]
 
@@ -41,9 +34,10 @@ _MINI_MODELS = {
 }
 MINI_DATA = Data("fashion-mini", validation=1500, label_noise=0.3, size=14, augment=False)
 MINI_EPOCHS = 20
-MINI_EPOCHS_WITHOUT_BATCHNORM = 60  # they learn more slowly: before that nothing overfits
-# The paper's usual setting, and what stands for it on the small task: near the best of the grid that
-# the comparison was tuned on for sgd, adamw and padamw, a guess for the others.
+MINI_EPOCHS_WITHOUT_BATCHNORM = 60  # they train more slowly: before that nothing overfits
+# The paper's usual learning rate and weight decay, and their equivalents on the small task. Those
+# of sgd, adamw and padamw are near the best of the grid that tuned the comparison; the others are
+# guesses.
 _MINI_SETTINGS: dict[str, tuple[tuple[float, float], tuple[float, float]]] = {
     "sgd": ((0.1, 5e-4), (0.1, 5e-3)),
     "adam": ((1e-3, 1e-4), (1e-2, 1e-3)),
@@ -61,21 +55,26 @@ MINI_LANGUAGE = Language(
     dropout_input=0.2,
     dropout_words=0.05,
     weight_drop=0.2,
-    activation=1.0,
-    slowness=0.5,
+    ar_alpha=1.0,
+    tar_beta=0.5,
 )
 MINI_LANGUAGE_EPOCHS = 30
-# The paper's rate, and what stands for it on a part of the text.
+# The paper's learning rate, and its equivalent on part of the text.
 _MINI_LANGUAGE_RATES = {"asgd": (30.0, 10.0), "adam": (1e-3, 1e-2), "padam": (1.0, 1.0)}
 
 
 def mini(recipe: Recipe, epochs: int = MINI_EPOCHS) -> Recipe:
-    """The recipe at the scale of minutes on one core, all proportions kept. ``epochs`` are of pictures."""
-    return _mini_language(recipe) if recipe.language is not None else _mini_pictures(recipe, epochs)
+    """Return the recipe at mini scale, with all proportions kept.
+
+    Args:
+        recipe: At full scale.
+        epochs: Epochs of image recipes. Language recipes have a fixed number.
+    """
+    return _mini_language(recipe) if recipe.language is not None else _mini_images(recipe, epochs)
 
 
 def _in_proportion(recipe: Recipe, epochs: int) -> Recipe:
-    """With another number of epochs, and all that is counted in them likewise."""
+    """Change the number of epochs, and scale everything that is counted in epochs."""
     share = epochs / recipe.epochs
     average = recipe.average
     if average is not None and isinstance(average.start, int):
@@ -87,7 +86,7 @@ def _in_proportion(recipe: Recipe, epochs: int) -> Recipe:
         recipe,
         epochs=epochs,
         average=average,
-        keep=round(recipe.keep * share),
+        keep_iterates=round(recipe.keep_iterates * share),
         schedule=replace(recipe.schedule, milestones=milestones),
     )
 
@@ -105,7 +104,7 @@ def _mini_language(recipe: Recipe) -> Recipe:
     )
 
 
-def _mini_pictures(recipe: Recipe, epochs: int) -> Recipe:
+def _mini_images(recipe: Recipe, epochs: int) -> Recipe:
     o = recipe.optimizer
     (usual_lr, usual_decay), (lr, decay) = _MINI_SETTINGS[o.name]
     recipe = _in_proportion(recipe, epochs)
@@ -114,7 +113,7 @@ def _mini_pictures(recipe: Recipe, epochs: int) -> Recipe:
         recipe,
         model=_MINI_MODELS[recipe.model],
         data=replace(MINI_DATA, label_noise=0.0 if recipe.model == "logistic" else 0.3),
-        # Large eps goes with a large rate: there the paper's own rate is kept.
+        # A large eps needs a large learning rate: keep the paper's own.
         optimizer=replace(
             o, lr=o.lr * lr / usual_lr, weight_decay=o.weight_decay * decay / usual_decay
         )
@@ -126,7 +125,7 @@ def _mini_pictures(recipe: Recipe, epochs: int) -> Recipe:
 
 
 def _over_widths(experiment: Experiment) -> dict[str, Recipe]:
-    """The networks that stand for the paper's have about as many parameters: one of three widths instead."""
+    """Use three widths of one network: the mini networks are all of about the same size."""
     models = {"narrow": "vgg-mini-narrow", "middle": "vgg-mini", "wide": "vgg-mini-wide"}
     return {
         f"{width} {row.removeprefix('VGG-16 ')}": replace(mini(r), model=model)
@@ -138,7 +137,7 @@ def _over_widths(experiment: Experiment) -> dict[str, Recipe]:
 
 # ------------------------------------------------------------------------------------------- costs
 
-# Billions of operations that one picture takes on its way forward (the minis' at 14x14), or one word.
+# Billions of operations per image (14x14 for mini networks) or word in a forward pass.
 GFLOP = {
     "logistic": 4e-5,
     "vgg16": 0.63,
@@ -161,15 +160,19 @@ GFLOP = {
 _EXAMPLES = {"fashion-mini": 5_000, "cifar10": 50_000, "cifar100": 50_000, "mnist": 60_000}
 _EXAMPLES |= {"ptb": 929_589, "ptb-mini": 80_000, "toy-language": 60_000}
 _IMAGENET_EXAMPLES = 1_281_167
-_CORE, _GPU = 30.0, 10_000.0  # billions of operations a second, as networks get them
+_CORE, _GPU = 30.0, 10_000.0  # billions of operations per second that networks achieve
 
 
 def hours(experiment: Experiment) -> float:
-    """A rough estimate of what it takes: hours of one core at mini scale, of one GPU at the paper's."""
+    """Estimate the cost: hours of one core at mini scale, of one GPU at full scale.
+
+    Args:
+        experiment: With its number of seeds.
+    """
     total = 0.0
     for r in experiment.recipes.values():
         examples = r.data.examples or _EXAMPLES.get(r.data.name, _IMAGENET_EXAMPLES)
-        # Backward costs twice as much as forward; a refresh and an evaluation are forwards.
+        # A backward pass costs two forward passes; refresh and evaluation are forward passes.
         passes = r.epochs * (3 + 1.5 * (2 if r.average else 1) / r.evaluate_every)
         total += (examples - r.data.validation) * passes * GFLOP[r.model] * experiment.seeds
     small = all(
@@ -183,8 +186,8 @@ def hours(experiment: Experiment) -> float:
 COMPARE = "compare"
 
 
-# For each method the rate and decay that were best on the validation split, of a grid around what the
-# paper's settings become at this scale (results/compare-tuning.json).
+# The learning rate and weight decay of each method that were best on the validation split, from a
+# grid around the paper's settings at this scale (results/compare-tuning.json).
 _COMPARED = {
     "SGD": Optimizer("sgd", 0.3, 0.003),
     "SWA": Optimizer("sgd", 0.1, 0.01),
@@ -196,7 +199,7 @@ _COMPARED = {
 
 
 def _compare() -> Experiment:
-    """Six optimisers, each at its own best setting, on noisy and on true labels."""
+    """Compare six optimizers, each at its own best setting, on noisy and true labels."""
 
     def run(method: str, noise: float) -> Recipe:
         averaged = method in BASES
@@ -216,23 +219,23 @@ def _compare() -> Experiment:
     return side_by_side(
         "What iterate averaging does",
         rows,
-        note="30 % of the training labels are redrawn at random, except in the rows of true labels.",
+        note="30 % of the training labels are redrawn at random, except in rows with true labels.",
     )
 
 
-# -------------------------------------------------------------------------------- a made-up language
+# ------------------------------------------------------------------------- a synthetic language
 
 LM_MINI = "lm-mini"
 
 
 def _lm_mini() -> Experiment:
-    """The small language models on a language that needs no data, and whose best perplexity is known."""
+    """Train the small language models on a synthetic language, whose best perplexity is known."""
     experiment = PAPER["tab-ptb"]()
     rows = {
         row: replace(_in_proportion(mini(r), 20), data=replace(r.data, name="toy-language"))
         for row, r in experiment.recipes.items()
     }
-    title = "Language models of a made-up language whose best perplexity is known"
+    title = "Language models of a synthetic language whose best perplexity is known"
     return replace(experiment, title=title, recipes=rows, published={})
 
 
@@ -240,23 +243,26 @@ def _lm_mini() -> Experiment:
 
 
 def names() -> list[str]:
-    """What :func:`get` knows."""
+    """Return the names that :func:`get` accepts."""
     return [COMPARE, LM_MINI, *PAPER]
 
 
 def get(name: str, scale: Scale = "mini") -> Experiment:
-    """An experiment by its name.
+    """Return an experiment by name.
 
     Args:
-        name: "compare", or as the paper's list of tables and figures has it
-        scale: "mini" (minutes on one core) or "paper" (the true settings)
+        name: "compare", "lm-mini", or the name of a table or figure of the paper.
+        scale: "mini" (minutes on one core) or "paper" (full scale).
+
+    Raises:
+        RecipeError: There is no such experiment or scale.
     """
     if name not in names():
         near = did_you_mean(name, names())
-        hint = f": did you mean {near!r}?" if near else ""
-        raise RecipeError(f"there is nothing called {name!r} to reproduce{hint} (see `gadam list`)")
+        hint = f"Did you mean {near!r}?" if near else "Run `gadam list` for the names."
+        raise RecipeError(f"There is no experiment {name!r}. {hint}")
     if scale not in ("mini", "paper"):
-        raise RecipeError(f"the scale is mini or paper, not {scale!r}")
+        raise RecipeError(f"scale must be mini or paper, got {scale!r}.")
     if name in _OWN:
         experiment, small = _OWN[name](), False
     else:
@@ -273,7 +279,7 @@ def get(name: str, scale: Scale = "mini") -> Experiment:
         row: replace(r, name=f"{name}-{slug(row)}") for row, r in experiment.recipes.items()
     }
     seeds, note = experiment.seeds, experiment.note
-    if small:  # more where the paper has more: an ensemble wants members
+    if small:  # more seeds where the paper has more: an ensemble needs members
         seeds = 3 if experiment.seeds <= 3 else 5
     if small and any(r.language is not None for r in experiment.recipes.values()):
         note = f"{note} {_MINI_LANGUAGE_NOTE}".strip()
@@ -283,19 +289,27 @@ def get(name: str, scale: Scale = "mini") -> Experiment:
 _OVER_WIDTHS = ("fig3d", "fig-iaprevious")
 _OWN = {COMPARE: _compare, LM_MINI: _lm_mini}
 _MINI_LANGUAGE_NOTE = (
-    "The small language models know 2,000 words: a fifth of the text is <unk>, and easier to predict than the "
-    "paper's."
+    "The mini language models have a vocabulary of 2,000 words: a fifth of the text is <unk>, "
+    "which makes it easier to predict than the paper's."
 )
 
 
 def slug(label: str) -> str:
-    """A label as a file name."""
+    """Return a label as a file name.
+
+    Args:
+        label: Any text.
+    """
     words = "".join(c.lower() if c.isalnum() or c == "." else " " for c in label).split()
     return "-".join(words)
 
 
 def recipes(scale: Scale = "mini") -> dict[str, Recipe]:
-    """Every recipe there is, by its name."""
+    """Return every recipe by name.
+
+    Args:
+        scale: "mini" or "paper".
+    """
     found = {r.name: r for name in names() for r in get(name, scale).recipes.values()}
     gadam = get(LM_MINI).recipes["Gadam"]
     return {LM_MINI: replace(gadam, name=LM_MINI), **found}

@@ -1,7 +1,7 @@
-"""The training loop: one for every task, optimiser, schedule and average.
+"""The training loop: one for every task, optimizer, schedule and average.
 
-What decides an epoch is the recipe, the seed, the epoch's number, and the state after the epoch
-before: nothing else, so a run that was killed goes on to the very same numbers.
+An epoch is a function of the recipe, the seed, its number, and the state after the epoch before.
+Nothing else enters, so a killed run resumes to exactly the same numbers.
 """
 
 from __future__ import annotations
@@ -10,29 +10,30 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 import gadam
 from gadam.analysis.weights import norms
-from gadam.train import optimizers, task
-from gadam.train.recipe import Average, Recipe
-from gadam.train.record import Run
+from gadam.runs.folder import RunFolder
+from gadam.runs.recipe import Average, Recipe
+from gadam.runs.record import EpochRecord, RunResult, SplitMetrics
+from gadam.train import optimizers, tasks
 
 __all__ = ["Stopped", "train"]
 
-# As much as a killed run may lose; a checkpoint costs well below 1 % of it.
+# What a killed run may lose. A checkpoint costs well below 1 % of it.
 CHECKPOINT_SECONDS = float(os.environ.get("GADAM_CHECKPOINT_SECONDS", 20))
 REPORT_SECONDS = 0.1
 
 
 class Stopped(Exception):
-    """The run was asked to stop. Its folder holds all that is needed to go on."""
+    """The run was asked to stop. Its folder holds everything needed to resume it."""
 
 
 def train(
@@ -44,25 +45,28 @@ def train(
     device: str | torch.device = "cpu",
     threads: int = 1,
     label: str = "",
-    progress: Callable[[float, dict[str, Any] | None], None] = lambda epochs, line: None,
-    notice: Callable[[str], None] = lambda sentence: None,
+    on_progress: Callable[[float, EpochRecord | None], None] = lambda epochs, record: None,
+    on_notice: Callable[[str], None] = lambda sentence: None,
     should_stop: Callable[[], bool] = lambda: False,
-) -> dict[str, Any]:
-    """Train by a recipe, or go on where the folder's run was left. Gives the run's result.
+) -> RunResult:
+    """Train a recipe, or resume the run found in the folder.
 
     Args:
-        recipe: what to do
-        folder: where the run is recorded
-        seed: of the initial weights, the order of the data and every other chance
-        data_dir: where data sets are
-        device: where to compute
-        threads: on the CPU
-        label: what the run is called beside others
-        progress: is told how many epochs are done, and each epoch's line of the record
-        notice: is told what was found damaged
-        should_stop: asked at every step; True raises :class:`Stopped`
+        recipe: What to train.
+        folder: Where to record the run.
+        seed: Seed of the initial weights, the data order and everything else that is random.
+        data_dir: Where data sets are.
+        device: Where to compute.
+        threads: CPU threads.
+        label: The run's name beside other runs.
+        on_progress: Called with the epochs done so far, and each epoch's record.
+        on_notice: Called with sentences about damaged files and about the data.
+        should_stop: Polled at every step; if it returns True, :class:`Stopped` is raised.
+
+    Returns:
+        The run's result.
     """
-    run = Run(folder, recipe, seed, label)
+    run = RunFolder(folder, recipe, seed, label)
     with run.locked():
         torch.set_num_threads(run.begin(threads))
         if run.result is not None:
@@ -71,7 +75,7 @@ def train(
         if place.type == "cuda":
             torch.cuda.reset_peak_memory_stats(place)
         try:
-            result = _train(run, place, data_dir, progress, notice, should_stop)
+            result = _train(run, place, data_dir, on_progress, on_notice, should_stop)
         except Stopped:
             raise
         except Exception as error:
@@ -82,31 +86,31 @@ def train(
 
 
 def _train(
-    run: Run,
+    run: RunFolder,
     device: torch.device,
     data_dir: str | None,
-    progress: Callable[[float, dict[str, Any] | None], None],
-    notice: Callable[[str], None],
+    on_progress: Callable[[float, EpochRecord | None], None],
+    on_notice: Callable[[str], None],
     should_stop: Callable[[], bool],
-) -> dict[str, Any]:
+) -> RunResult:
     recipe, seed = run.recipe, run.seed
-    problem = task.build(recipe, seed, device, data_dir)
-    model = problem.model
+    task = tasks.build(recipe, seed, device, data_dir)
+    model = task.model
     optimizer, average = optimizers.build(
-        recipe, model, task.steps_before_averaging(recipe, problem), problem.mode
+        recipe, model, tasks.steps_before_averaging(recipe, task), task.mode
     )
     scaler = torch.amp.GradScaler(device.type, enabled=recipe.amp == "fp16")
-    forward: Any = model
+    forward: nn.Module = model
     if recipe.compile:
-        # What was compiled for a run before, or a graph that learns of sizes as they come, would make
-        # the last bits depend on what the process has seen.
+        # Graphs compiled for an earlier run, or specialized to sizes seen so far, would make the
+        # last bits depend on the history of the process.
         torch._dynamo.reset()
-        forward = torch.compile(model, dynamic=False)
+        forward = torch.compile(model, dynamic=False)  # type: ignore[assignment]
     finished = False
 
     done, state = run.load()
-    for sentence in (*run.damaged, *problem.notices):
-        notice(sentence)
+    for sentence in (*run.damaged, *task.notices):
+        on_notice(sentence)
     if state is not None:
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
@@ -119,59 +123,57 @@ def _train(
     while done < recipe.epochs and not finished:
         epoch = done
         clock = _Clock()
-        rate = recipe.optimizer.lr * optimizers.rate_factor(recipe, epoch)
-        torch.manual_seed(task.seed_for(seed, epoch, "noise in the network"))
+        rate = recipe.learning_rate(epoch)
+        torch.manual_seed(tasks.seed_for(seed, epoch, "noise in the network"))
 
         model.train()
         total, examples = torch.zeros((), dtype=torch.float64, device=device), 0
-        reported, steps = time.monotonic(), problem.steps(epoch)
-        for step, batch in enumerate(problem.batches(epoch)):
+        reported, steps = time.monotonic(), task.steps(epoch)
+        for step, batch in enumerate(task.batches(epoch)):
             if should_stop():
                 raise Stopped
             for group in optimizer.param_groups:
-                group["lr"] = rate * problem.rate_factor(batch)
+                group["lr"] = rate * task.rate_factor(batch)
             optimizer.zero_grad()
-            for part, share in problem.split(batch, recipe.accumulate):
+            for micro_batch, share in task.micro_batches(batch, recipe.accumulate):
                 with _autocast(recipe, device):
-                    loss, size = problem.loss(forward, part)
-                scaler.scale(loss * share).backward()
+                    loss, size = task.loss(forward, micro_batch)
+                scaler.scale(loss * share).backward()  # type: ignore[no-untyped-call]
                 total += loss.detach() * size
                 examples += size
-            if recipe.clip is not None:
+            if recipe.clip_grad_norm is not None:
                 scaler.unscale_(optimizer)
-                nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
+                nn.utils.clip_grad_norm_(model.parameters(), recipe.clip_grad_norm)
             scaler.step(optimizer)
             scaler.update()
             if time.monotonic() - reported > REPORT_SECONDS:
                 reported = time.monotonic()
-                progress(epoch + (step + 1) / steps, None)
+                on_progress(epoch + (step + 1) / steps, None)
         done = epoch + 1
         if average is not None and _due_after(recipe.average, done, average.phase):
             average.update()
         clock.lap("train")
 
-        line: dict[str, Any] = {
-            "epoch": done,
-            "lr": rate,
-            "train_loss": float(total) / max(examples, 1),
-            "samples": average.count if average is not None else 0,
-            "norms": {name: float(f"{norm:.6g}") for name, norm in norms(model).items()},
-        }
-        finished = not math.isfinite(line["train_loss"])
+        train_loss = float(total) / max(examples, 1)
+        samples = average.count if average is not None else 0
+        weight_norms = {name: float(f"{norm:.6g}") for name, norm in norms(model).items()}
+        iterate: SplitMetrics | None = None
+        averaged: SplitMetrics | None = None
+        finished = not math.isfinite(train_loss)
         if done % recipe.evaluate_every == 0 or done == recipe.epochs or finished:
-            judged = line["iterate"] = _measure(problem, epoch, recipe, nullcontext(), clock)
-            if average is not None and line["samples"]:
-                judged = line["average"] = _measure(
-                    problem, epoch, recipe, average.applied(model), clock
-                )
-            finished |= not all(math.isfinite(m[problem.metric]) for m in judged.values())
-            if average is not None and "validation" in judged:
-                finished |= average.observe(judged["validation"][problem.metric])
-        if _kept(recipe, done):
-            run.keep_iterate(done, model.state_dict(), recipe.keep)
-        line["seconds"] = clock.laps
-        run.append(line)
-        progress(done, line)
+            used = iterate = _measure(task, epoch, recipe, nullcontext(), clock)
+            if average is not None and samples:
+                used = averaged = _measure(task, epoch, recipe, average.applied(model), clock)
+            finished |= not all(math.isfinite(m[task.metric]) for m in used.values())
+            if average is not None and "validation" in used:
+                finished |= average.observe(used["validation"][task.metric])
+        if _keeps_iterate(recipe, done):
+            run.keep_iterate(done, model.state_dict(), recipe.keep_iterates)
+        record = EpochRecord(
+            done, rate, train_loss, samples, iterate, averaged, clock.laps, weight_norms
+        )
+        run.append(record)
+        on_progress(done, record)
 
         if time.monotonic() - saved > CHECKPOINT_SECONDS or done == recipe.epochs or finished:
             run.save(
@@ -185,20 +187,21 @@ def _train(
                 },
             )
             saved = time.monotonic()
-    return _result(run, problem.model, device)
+    return _result(run.epochs, recipe, model, device)
 
 
 def _due_after(plan: Average | None, epochs: int, phase: str) -> bool:
-    """Whether a plan that samples once an epoch samples now."""
+    """Return True if a plan that samples once per epoch samples after this one."""
     if plan is None or plan.every != "epoch":
         return False
     return epochs > plan.start if isinstance(plan.start, int) else phase == "averaging"
 
 
-def _kept(recipe: Recipe, epochs: int) -> bool:
-    """Whether the weights after so many epochs may be among the last that are to be kept."""
+def _keeps_iterate(recipe: Recipe, epochs: int) -> bool:
+    """Return True if the weights after this epoch may be among the last ones to keep."""
     triggered = recipe.average is not None and not isinstance(recipe.average.start, int)
-    return recipe.keep > 0 and (triggered or epochs > recipe.epochs - recipe.keep)
+    count = recipe.keep_iterates
+    return count > 0 and (triggered or epochs > recipe.epochs - count)
 
 
 def _autocast(recipe: Recipe, device: torch.device) -> AbstractContextManager[Any]:
@@ -209,64 +212,66 @@ def _autocast(recipe: Recipe, device: torch.device) -> AbstractContextManager[An
 
 
 def _measure(
-    problem: task.Task,
+    task: tasks.Task,
     epoch: int,
     recipe: Recipe,
     applied: AbstractContextManager[Any],
     clock: _Clock,
-) -> dict[str, dict[str, float]]:
-    """How well a point does: the one that is in the model once it is ``applied``."""
+) -> SplitMetrics:
+    """Evaluate the point that is in the model once it is ``applied``."""
     with applied:
         if recipe.refresh_batchnorm:
-            gadam.refresh_batchnorm(problem.model, problem.refresh(epoch))
+            gadam.refresh_batchnorm(task.model, task.refresh(epoch))
         clock.lap("refresh")
-        measured = {part: problem.evaluate(problem.model, part) for part in problem.parts}
+        measured = {split: task.evaluate(task.model, split) for split in task.splits}
         clock.lap("evaluate")
     return measured
 
 
 class _Clock:
-    """Seconds by what they were spent on."""
+    """Wall time by activity."""
 
     def __init__(self) -> None:
         self.laps = {"train": 0.0, "refresh": 0.0, "evaluate": 0.0}
         self._last = time.perf_counter()
 
-    def lap(self, name: str) -> None:
+    def lap(self, activity: str) -> None:
         now = time.perf_counter()
-        self.laps[name] = round(self.laps[name] + now - self._last, 4)
+        self.laps[activity] = round(self.laps[activity] + now - self._last, 4)
         self._last = now
 
 
-def _result(run: Run, model: nn.Module, device: torch.device) -> dict[str, Any]:
-    lines = run.lines
-    last = lines[-1]
+def _result(
+    history: Sequence[EpochRecord], recipe: Recipe, model: nn.Module, device: torch.device
+) -> RunResult:
+    last = history[-1]
+    assert last.iterate is not None, "the last epoch is always evaluated"
     seconds = {
-        key: round(sum(line["seconds"][key] for line in lines), 3) for key in last["seconds"]
+        activity: round(sum(record.seconds[activity] for record in history), 3)
+        for activity in last.seconds
     }
-    judged = last.get("average") or last["iterate"]
-    diverged = last["train_loss"] is None or any(
-        measured[run.recipe.metric] is None for measured in judged.values()
+    metrics = (last.metric(recipe.metric, last.used_point, split) for split in last.used or {})
+    diverged = not math.isfinite(last.train_loss) or None in metrics
+    status: Literal["done", "diverged"] = "diverged" if diverged else "done"
+    return RunResult(
+        status,
+        last.epoch,
+        last.iterate,
+        last.average,
+        last.samples,
+        sum(p.numel() for p in model.parameters()),
+        seconds,
+        _peak_memory(device),
     )
-    return {
-        "status": "diverged" if diverged else "done",
-        "epochs": last["epoch"],
-        "iterate": last["iterate"],
-        "average": last.get("average"),
-        "samples": last["samples"],
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "seconds": seconds,
-        "peak_memory": _peak_memory(device),
-    }
 
 
 def _peak_memory(device: torch.device) -> int | None:
-    """Bytes: of the device's allocator, or of the process, with what it ran before."""
+    """Return the peak in bytes: of the device's allocator, or of the whole process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     try:
         import resource
-    except ImportError:  # not on Windows
+    except ImportError:  # Windows
         return None
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

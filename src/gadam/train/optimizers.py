@@ -1,61 +1,56 @@
-"""From a recipe to an optimiser, its learning rates and its average."""
+"""Build the optimizer and the average that a recipe names."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal, Protocol
 
 import torch
 from torch import nn
 
 import gadam
-from gadam import schedule
 from gadam.average.batchnorm import Batches
-from gadam.train.recipe import Average, Recipe, RecipeError
+from gadam.runs.folder import State
+from gadam.runs.recipe import Average, Recipe, RecipeError
 
-__all__ = ["AveragedPoint", "build", "rate_factor"]
+__all__ = ["AveragedPoint", "build"]
 
 
 class AveragedPoint(Protocol):
-    """What the loop wants of an average, whoever keeps it."""
+    """The interface of an average that the training loop uses."""
 
     @property
-    def count(self) -> int: ...
+    def count(self) -> int:
+        """The number of samples."""
+        ...
 
     @property
-    def phase(self) -> str: ...
+    def phase(self) -> str:
+        """The phase: "waiting", "averaging" or "finished"."""
+        ...
 
-    def update(self) -> bool: ...
+    def update(self) -> bool:
+        """Sample the current iterate."""
+        ...
 
-    def applied(self, model: nn.Module, batchnorm: Batches | None = None) -> Any: ...
+    def applied(
+        self, model: nn.Module, batchnorm: Batches | None = None
+    ) -> AbstractContextManager[object]:
+        """Put the averaged weights into the model for a block."""
+        ...
 
-    def observe(self, metric: float) -> bool: ...
+    def observe(self, metric: float) -> bool:
+        """Report a validation metric. Return True if training should stop."""
+        ...
 
-    def state_dict(self) -> dict[str, Any]: ...
+    def state_dict(self) -> State:
+        """Return the state to save."""
+        ...
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
-
-
-def rate_factor(recipe: Recipe, epoch: int) -> float:
-    """By what the initial rate is multiplied in this epoch (from 0)."""
-    plan, total = recipe.schedule, recipe.epochs
-    given = {} if plan.final is None else {"final": plan.final}
-    start = recipe.average.start if recipe.average is not None else None
-    if plan.name == "linear":
-        return schedule.linear(epoch, total, **given)
-    if plan.name == "linear-ia":
-        # Before its start an average that starts at once leaves nothing to decay.
-        return schedule.linear_for_averaging(epoch, max(int(start or 0), 1), **given)
-    if plan.name == "frozen-linear":
-        return schedule.frozen_linear(epoch, total, int(start or 0), **given)
-    if plan.name == "step":
-        return schedule.step(epoch, plan.milestones)
-    if plan.name == "cosine":
-        final = plan.final or 0.0
-        return final + (1 - final) * (1 + math.cos(math.pi * epoch / total)) / 2
-    return schedule.constant(epoch)
+    def load_state_dict(self, state_dict: State) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        ...
 
 
 def build(
@@ -64,13 +59,16 @@ def build(
     steps_before: int,
     mode: Literal["max", "min"] = "max",
 ) -> tuple[torch.optim.Optimizer, AveragedPoint | None]:
-    """The optimiser of the model's parameters, and the average of its iterates if there is one.
+    """Build the optimizer of the model's parameters, and the average of its iterates if any.
 
     Args:
-        recipe: names them
-        model: whose parameters
-        steps_before: those in the epochs before averaging: a recipe counts epochs, an average steps
-        mode: whether more or less of the validation metric is better, for triggers
+        recipe: Names them.
+        model: The model to optimize.
+        steps_before: Steps in the epochs before averaging: recipes count epochs, averages steps.
+        mode: "max" or "min": whether more or less of the validation metric is better.
+
+    Returns:
+        The optimizer, and the average or None.
     """
     plan = _averaging(recipe.average, steps_before, mode) if recipe.average else None
     optimizer = _base(recipe, [p for p in model.parameters() if p.requires_grad], plan)
@@ -90,7 +88,7 @@ def build(
 
 
 def _averaging(average: Average, steps_before: int, mode: Literal["max", "min"]) -> gadam.Averaging:
-    # Once an epoch the loop samples itself: steps that a GradScaler skips would shift a fixed stride.
+    # The loop itself samples once per epoch: steps that GradScaler skips would shift a stride.
     every = None if average.every == "epoch" else average.every
     start: Any = {
         "plateau": gadam.Plateau(average.patience, mode),
@@ -146,15 +144,15 @@ def _base(recipe: Recipe, params: list[nn.Parameter], plan: Any) -> torch.optim.
 def _ranger(
     params: list[nn.Parameter], k: int, alpha: float, **kwargs: Any
 ) -> torch.optim.Optimizer:
-    """Lookahead around RAdam, with gradients centralised."""
+    """Return Lookahead around RAdam with centralized gradients."""
     inner = torch.optim.RAdam(params, **kwargs)
 
-    def centralise(*_: object) -> None:
+    def centralize(*_: object) -> None:
         for p in params:
             if p.grad is not None and p.dim() > 1:
                 p.grad -= p.grad.mean(dim=tuple(range(1, p.dim())), keepdim=True)
 
-    inner.register_step_pre_hook(centralise)
+    inner.register_step_pre_hook(centralize)
     return gadam.Lookahead(inner, k, alpha)
 
 
@@ -163,7 +161,7 @@ def _schedule_free(params: list[nn.Parameter], **kwargs: Any) -> torch.optim.Opt
         from schedulefree import AdamWScheduleFree
     except ImportError:
         raise RecipeError(
-            "the method schedule-free needs its package: pip install schedulefree"
+            "The method schedule-free needs a package: pip install schedulefree"
         ) from None
     optimizer: torch.optim.Optimizer = AdamWScheduleFree(params, **kwargs)
     optimizer.train()  # type: ignore[attr-defined]
@@ -171,7 +169,7 @@ def _schedule_free(params: list[nn.Parameter], **kwargs: Any) -> torch.optim.Opt
 
 
 class _ScheduleFreePoint:
-    """Schedule-Free's own average, which it swaps in for evaluation."""
+    """Schedule-Free's own average, which the optimizer swaps in for evaluation."""
 
     count = 1
     phase = "averaging"
@@ -180,11 +178,11 @@ class _ScheduleFreePoint:
         self.optimizer = optimizer
 
     def update(self) -> bool:
-        return False  # it is in every step
+        return False  # every step updates it
 
     @contextmanager
     def applied(self, model: nn.Module, batchnorm: Batches | None = None) -> Iterator[None]:
-        # Its own way back rounds: who evaluates more often would train to other weights.
+        # Its own way back rounds, so training would depend on how often it is evaluated.
         kept = [(t, t.detach().clone()) for t in (*model.parameters(), *model.buffers())]
         self.optimizer.eval()
         try:
@@ -200,8 +198,8 @@ class _ScheduleFreePoint:
     def observe(self, metric: float) -> bool:
         return False
 
-    def state_dict(self) -> dict[str, Any]:
-        return {}  # it is the optimiser's
+    def state_dict(self) -> State:
+        return {}  # the optimizer holds it
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: State) -> None:
         pass

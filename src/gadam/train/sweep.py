@@ -1,7 +1,7 @@
-"""Many runs over all cores: one process and one thread each.
+"""Run many jobs on all cores, with one process and one thread each.
 
-Workers stay warm from run to run (importing torch takes seconds). A run that fails is reported while
-the rest go on; so is one whose process dies. What is finished is not run again.
+Workers stay alive between jobs, because importing torch takes seconds. A job that fails, or whose
+process dies, is reported while the others continue. Finished jobs are not run again.
 """
 
 from __future__ import annotations
@@ -16,53 +16,100 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnContext
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
-from gadam.train.recipe import Recipe, RecipeError
-from gadam.train.summary import more_is_better
+from gadam._errors import UserError
+from gadam.runs.experiment import more_is_better
+from gadam.runs.files import Document
+from gadam.runs.recipe import Recipe
+from gadam.runs.record import POINTS, EpochRecord, RunResult
 
-__all__ = ["Job", "Listener", "Work", "available_cores", "sweep"]
+__all__ = ["Job", "Listener", "TrainingJob", "available_cores", "sweep"]
 
 
-class Work(Protocol):
-    """What a worker does: something with a run, in its folder. It is sent to another process."""
+class Reportable(Protocol):
+    """Something that can be written as JSON."""
+
+    def to_dict(self) -> Document:
+        """Return it as plain data."""
+        ...
+
+
+OnProgress: TypeAlias = Callable[[float, Reportable | None], None]
+OnNotice: TypeAlias = Callable[[str], None]
+ShouldStop: TypeAlias = Callable[[], bool]
+
+
+class Job(Protocol):
+    """Work on one run, in its folder. It is pickled and sent to another process."""
 
     @property
-    def label(self) -> str: ...
+    def label(self) -> str:
+        """The run's name beside other runs."""
+        ...
 
     @property
-    def seed(self) -> int: ...
+    def seed(self) -> int:
+        """The run's seed."""
+        ...
 
     @property
-    def folder(self) -> Path: ...
+    def folder(self) -> Path:
+        """The run's folder."""
+        ...
 
     @property
     def total(self) -> float:
-        """What :meth:`run` will have done when it is over, as it tells its progress."""
+        """The progress that means done."""
         ...
 
-    def run(
-        self,
-        progress: Callable[[float, dict[str, Any] | None], None],
-        notice: Callable[[str], None],
-        should_stop: Callable[[], bool],
-    ) -> dict[str, Any]:
-        """Do it; gives the result."""
+    @property
+    def event(self) -> str:
+        """What one update is called in JSON output, such as "epoch"."""
         ...
 
-    def told(self, line: dict[str, Any]) -> str:
-        """What ``progress`` was told, for a person."""
+    def run(self, on_progress: OnProgress, on_notice: OnNotice, should_stop: ShouldStop) -> Any:
+        """Do the work and return its result, which has ``to_dict()``.
+
+        Args:
+            on_progress: Called with the progress so far, and an update or None.
+            on_notice: Called with sentences that the user should read.
+            should_stop: Polled often; if it returns True, the job raises ``Stopped``.
+        """
         ...
 
-    def outcome(self, result: dict[str, Any]) -> str:
-        """The result, for a person."""
+    def describe(self, update: Any) -> str:
+        """Return an update as text.
+
+        Args:
+            update: What ``on_progress`` received.
+        """
+        ...
+
+    def outcome(self, result: Any) -> str:
+        """Return the result as text.
+
+        Args:
+            result: What :meth:`run` returned.
+        """
         ...
 
 
 @dataclass(frozen=True)
-class Job:
-    """A run to be trained."""
+class TrainingJob:
+    """A run to train.
+
+    Args:
+        label: The run's name beside other runs.
+        recipe: What to train.
+        seed: The run's seed.
+        folder: The run's folder.
+        data_dir: Where data sets are.
+        device: Where to compute.
+        threads: CPU threads.
+    """
 
     label: str
     recipe: Recipe
@@ -72,16 +119,17 @@ class Job:
     device: str = "cpu"
     threads: int = 1
 
+    event = "epoch"
+
     @property
     def total(self) -> float:
+        """The recipe's epochs."""
         return self.recipe.epochs
 
     def run(
-        self,
-        progress: Callable[[float, dict[str, Any] | None], None],
-        notice: Callable[[str], None],
-        should_stop: Callable[[], bool],
-    ) -> dict[str, Any]:
+        self, on_progress: OnProgress, on_notice: OnNotice, should_stop: ShouldStop
+    ) -> RunResult:
+        """Train the run, or resume it. See :class:`Job`."""
         from gadam.train.loop import train
 
         return train(
@@ -92,153 +140,164 @@ class Job:
             device=self.device,
             threads=self.threads,
             label=self.label,
-            progress=progress,
-            notice=notice,
+            on_progress=on_progress,
+            on_notice=on_notice,
             should_stop=should_stop,
         )
 
-    def told(self, line: dict[str, Any]) -> str:
-        points = self._points(line)
+    def describe(self, update: EpochRecord) -> str:
+        """Return an epoch's record as text. See :class:`Job`."""
+        points = self._points(update)
         shown = f", {points}" if points else ""
-        return f"epoch {line['epoch']}/{self.recipe.epochs}, training loss {line['train_loss']:.3f}{shown}"
+        done = f"epoch {update.epoch}/{self.recipe.epochs}"
+        return f"{done}, training loss {update.train_loss:.3f}{shown}"
 
-    def outcome(self, result: dict[str, Any]) -> str:
-        seconds = sum(result["seconds"].values())
-        return f"{result['status']} in {seconds:.0f} s, {self._points(result)}"
+    def outcome(self, result: RunResult) -> str:
+        """Return the run's result as text. See :class:`Job`."""
+        return f"{result.status} in {result.total_seconds:.0f} s, {self._points(result)}"
 
-    def _points(self, line: dict[str, Any]) -> str:
-        """How both points do where they were evaluated: on validation data, if there are some."""
-        found, part = [], "test"
-        metric = self.recipe.metric
+    def _points(self, record: EpochRecord | RunResult) -> str:
+        """Describe both points: on validation data, if there is some."""
+        metric, shown = self.recipe.metric, []
         as_error = more_is_better(metric)
-        for point in ("iterate", "average"):
-            if line.get(point):
-                part = "validation" if "validation" in line[point] else "test"
-                value = line[point][part].get(metric)
-                if value is not None:
-                    found.append(
-                        f"{point} {f'{100 - value:.1f} %' if as_error else f'{value:.1f}'}"
-                    )
-        return f"{part} {'error' if as_error else metric}: {', '.join(found)}" if found else ""
+        split = "validation" if "validation" in (record.used or {}) else "test"
+        for point in POINTS:
+            value = record.metric(metric, point, split)
+            if value is not None:
+                text = f"{100 - value:.1f} %" if as_error else f"{value:.1f}"
+                shown.append(f"{point} {text}")
+        return f"{split} {'error' if as_error else metric}: {', '.join(shown)}" if shown else ""
 
 
 class Listener(Protocol):
-    """Who is told how a sweep goes on."""
+    """Receives the events of a sweep."""
 
-    def started(self, job: Work) -> None: ...
+    def on_start(self, job: Job) -> None:
+        """Handle the start of a job."""
+        ...
 
-    def went_on(self, job: Work, done: float, line: dict[str, Any] | None) -> None: ...
+    def on_progress(self, job: Job, done: float, update: Reportable | None) -> None:
+        """Handle progress of a job."""
+        ...
 
-    def noticed(self, job: Work, sentence: str) -> None: ...
+    def on_notice(self, job: Job, sentence: str) -> None:
+        """Handle a sentence for the user."""
+        ...
 
-    def finished(self, job: Work, result: dict[str, Any]) -> None: ...
+    def on_finish(self, job: Job, result: Reportable) -> None:
+        """Handle the end of a job."""
+        ...
 
-    def failed(self, job: Work, reason: str) -> None: ...
+    def on_failure(self, job: Job, reason: str) -> None:
+        """Handle the failure of a job."""
+        ...
 
 
 def available_cores() -> int:
-    """The cores that this process may use."""
+    """Return the number of cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def sweep(jobs: Iterable[Work], listener: Listener, workers: int | None = None) -> dict[Any, Any]:
-    """Run all jobs. Gives the result of each, or None where it failed.
+def sweep(jobs: Iterable[Job], listener: Listener, workers: int | None = None) -> dict[Any, Any]:
+    """Run all jobs.
 
-    On Ctrl-C the runs stop where they are, to go on from their last checkpoint another time.
+    On Ctrl-C the jobs stop. Run the same sweep again to resume them from their last checkpoints.
 
     Args:
-        jobs: in the order in which they are begun
-        listener: is told of every event, in this process
-        workers: processes; None is one for each core
+        jobs: In the order in which to start them.
+        listener: Receives every event, in this process.
+        workers: Processes; None means one per core.
+
+    Returns:
+        The result of each job, or None if it failed.
     """
-    waiting: deque[Work] = deque(jobs)
+    waiting: deque[Job] = deque(jobs)
     results: dict[Any, Any] = {}
     count = min(workers or available_cores(), len(waiting))
     if count == 0:
         return results
     with _pool(count) as (pool, start):
         for worker in pool:
-            worker.give(waiting, listener)
+            worker.assign(waiting, listener)
         while any(worker.job for worker in pool):
             ready = wait([w.connection for w in pool] + [w.process.sentinel for w in pool])
             for i, worker in enumerate(pool):
                 if worker.connection in ready or worker.process.sentinel in ready:
-                    over = worker.hear(listener, results)
+                    idle = worker.receive(listener, results)
                     if not worker.process.is_alive():
-                        worker.bury(listener, results)
+                        worker.reap(listener, results)
                         if waiting:
                             worker = pool[i] = start()
-                        over = True
-                    if over and worker.process.is_alive():
-                        worker.give(waiting, listener)
+                        idle = True
+                    if idle and worker.process.is_alive():
+                        worker.assign(waiting, listener)
             pool[:] = [w for w in pool if w.process.is_alive()]
     return results
 
 
 class _Worker:
-    def __init__(self, context: Any, stop: Any) -> None:
+    def __init__(self, context: SpawnContext, stop: Any) -> None:
         self.connection, theirs = context.Pipe()
-        # Not a daemon: those may not have the children that decode pictures.
+        # Not a daemon: daemons may not start the child processes that decode images.
         self.process = context.Process(target=_work, args=(theirs, stop))
-        with _one_thread(), _deaf_to_interrupts():
+        with _one_thread(), _ignoring_interrupts():
             self.process.start()
         theirs.close()
-        self.job: Work | None = None
+        self.job: Job | None = None
 
-    def give(self, waiting: deque[Work], listener: Listener) -> None:
+    def assign(self, waiting: deque[Job], listener: Listener) -> None:
         self.job = waiting.popleft() if waiting else None
         if self.job is not None:
-            listener.started(self.job)
-            with suppress(OSError):  # it has just died: that shows at once
+            listener.on_start(self.job)
+            with suppress(OSError):  # the process just died; its sentinel reports that
                 self.connection.send(self.job)
 
-    def hear(self, listener: Listener, results: dict[Work, Any]) -> bool:
-        """Take in what the worker has said; gives whether its job is over."""
+    def receive(self, listener: Listener, results: dict[Any, Any]) -> bool:
+        """Handle the worker's messages. Return True if its job is over."""
         while self.job is not None:
             try:
                 if not self.connection.poll():
                     return False
                 kind, *content = self.connection.recv()
             except (EOFError, OSError):
-                return False  # it died: see bury
-            if kind == "went on":
-                listener.went_on(self.job, *content)
-            elif kind == "noticed":
-                listener.noticed(self.job, *content)
+                return False  # it died: see reap
+            if kind == "progress":
+                listener.on_progress(self.job, *content)
+            elif kind == "notice":
+                listener.on_notice(self.job, *content)
             else:
                 job, self.job = self.job, None
                 results[job] = content[0] if kind == "finished" else None
-                (listener.finished if kind == "finished" else listener.failed)(job, content[0])
+                end = listener.on_finish if kind == "finished" else listener.on_failure
+                end(job, content[0])
         return True
 
-    def bury(self, listener: Listener, results: dict[Work, Any]) -> None:
+    def reap(self, listener: Listener, results: dict[Any, Any]) -> None:
         if self.job is not None:
             code = self.process.exitcode
-            reason = (
-                f"its process died (exit code {code}{': out of memory?' if code == -9 else ''})"
-            )
+            hint = ": out of memory?" if code == -9 else ""
             results[self.job] = None
-            listener.failed(self.job, reason)
+            listener.on_failure(self.job, f"its process died (exit code {code}{hint})")
             self.job = None
 
 
 @contextmanager
 def _pool(count: int) -> Iterator[tuple[list[_Worker], Callable[[], _Worker]]]:
     context = multiprocessing.get_context("spawn")
-    stop = context.RawValue("b", 0)  # not an Event: who is killed inside of one leaves it locked
-    everyone: list[_Worker] = []
+    stop = context.RawValue("b", 0)  # an Event stays locked if a process is killed inside it
+    workers: list[_Worker] = []
 
     def start() -> _Worker:
-        everyone.append(_Worker(context, stop))
-        return everyone[-1]
+        workers.append(_Worker(context, stop))
+        return workers[-1]
 
     try:
         yield [start() for _ in range(count)], start
     finally:
         stop.value = 1
-        for worker in everyone:
+        for worker in workers:
             worker.connection.close()
-        for worker in everyone:
+        for worker in workers:
             worker.process.join(timeout=5)
             if worker.process.is_alive():
                 worker.process.terminate()
@@ -246,7 +305,7 @@ def _pool(count: int) -> Iterator[tuple[list[_Worker], Callable[[], _Worker]]]:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Of what reads it at start-up, as OpenMP does, a child has one thread."""
+    """Give child processes one thread in libraries that read the environment at startup."""
     before = os.environ.get("OMP_NUM_THREADS")
     os.environ["OMP_NUM_THREADS"] = "1"
     try:
@@ -259,8 +318,8 @@ def _one_thread() -> Iterator[None]:
 
 
 @contextmanager
-def _deaf_to_interrupts() -> Iterator[None]:
-    """Ctrl-C is the parent's to handle: a child is born deaf to it."""
+def _ignoring_interrupts() -> Iterator[None]:
+    """Start child processes with Ctrl-C ignored: the parent handles it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -272,28 +331,26 @@ def _deaf_to_interrupts() -> Iterator[None]:
 
 
 def _work(connection: Connection, stop: Any) -> None:
-    """What a worker does until nobody listens any more."""
+    """Run jobs until the parent closes the connection."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    from gadam.train.data import DataError
     from gadam.train.loop import Stopped
-    from gadam.train.record import RunError
 
     while True:
         try:
-            job: Work = connection.recv()
+            job: Job = connection.recv()
         except (EOFError, OSError):
             return
+        outcome: tuple[str, Any]
         try:
-            outcome: tuple[str, Any]
             result = job.run(
-                progress=lambda done, line: connection.send(("went on", done, line)),
-                notice=lambda sentence: connection.send(("noticed", sentence)),
+                on_progress=lambda done, update: connection.send(("progress", done, update)),
+                on_notice=lambda sentence: connection.send(("notice", sentence)),
                 should_stop=lambda: bool(stop.value),
             )
             outcome = ("finished", result)
         except (Stopped, ConnectionError):
             return
-        except (DataError, RunError, RecipeError) as error:
+        except UserError as error:
             outcome = ("failed", str(error))
         except Exception:
             outcome = ("failed", traceback.format_exc())

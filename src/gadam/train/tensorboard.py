@@ -1,37 +1,44 @@
-"""A run's record as TensorBoard reads it."""
+"""Export a run's record to TensorBoard."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from gadam.train.recipe import RecipeError
-from gadam.train.record import read_lines
+from gadam.runs.folder import read_epochs
+from gadam.runs.recipe import RecipeError
+from gadam.runs.record import POINTS
 
-__all__ = ["export", "writer"]
+__all__ = ["export", "summary_writer"]
 
 
-def writer() -> Any:
-    """TensorBoard's own, if it is there."""
+def summary_writer() -> Any:
+    """Return TensorBoard's ``SummaryWriter`` class, if it is installed."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise RecipeError("--tensorboard needs its package: pip install tensorboard") from None
+        raise RecipeError("--tensorboard needs a package. Run: pip install tensorboard") from None
     return SummaryWriter
 
 
 def export(folder: Path) -> None:
-    """Write the record's curves beside it, anew."""
+    """Write the record's curves to `tensorboard/` beside it, replacing older ones.
+
+    Args:
+        folder: The run's folder.
+    """
     target = folder / "tensorboard"
     for old in target.glob("events.*"):
         old.unlink()
-    with writer()(str(target)) as events:
-        for line in read_lines(folder / "epochs.jsonl"):
-            if line["train_loss"] is not None:
-                events.add_scalar("train/loss", line["train_loss"], line["epoch"])
-            events.add_scalar("lr", line["lr"], line["epoch"])
-            for point in ("iterate", "average"):
-                for part, measures in line.get(point, {}).items():
-                    for name, value in measures.items():
+    with summary_writer()(str(target)) as events:
+        for record in read_epochs(folder / "epochs.jsonl"):
+            if record.train_loss == record.train_loss:
+                events.add_scalar("train/loss", record.train_loss, record.epoch)
+            events.add_scalar("lr", record.lr, record.epoch)
+            for point in POINTS:
+                metrics = record.iterate if point == "iterate" else record.average
+                for split, names in (metrics or {}).items():
+                    for name in names:
+                        value = record.metric(name, point, split)
                         if value is not None:
-                            events.add_scalar(f"{point}/{part} {name}", value, line["epoch"])
+                            events.add_scalar(f"{point}/{split} {name}", value, record.epoch)

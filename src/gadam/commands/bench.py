@@ -1,28 +1,34 @@
-"""How long a step takes, side by side with other optimisers, in one run.
+"""`gadam bench`: time one optimizer step beside other optimizers, in the same run.
 
-On the parameter shapes of real networks, repetitions interleaved, medians: a noisy machine is noisy
-for all of them. Ratios are to torch's fused AdamW; the machine's own copy bandwidth stands beside.
+Measures on the parameter shapes of real networks and reports medians. Repetitions are interleaved,
+so noise of the machine hits all optimizers alike. Ratios are to torch's fused AdamW; the machine's
+copy bandwidth is shown for reference.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.metadata
-import json
 import platform
 import random
+import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+import tyro
 from torch import Tensor, nn
 
 import gadam
+from gadam.commands.options import Count, Flag, MaybeInt, check_positive, option, parse
+from gadam.runs.files import Document, to_json, write_json
+from gadam.runs.recipe import RecipeError
 
-__all__ = ["NETWORKS", "contenders", "run", "table"]
+__all__ = ["NETWORKS", "contenders", "measure", "measure_all", "run", "to_markdown"]
 
 Shape = tuple[int, ...]
 Step = Callable[[], object]
@@ -32,7 +38,7 @@ Step = Callable[[], object]
 
 
 def resnet50() -> Iterator[Shape]:
-    """ResNet-50 on ImageNet: 161 tensors, 25,557,032 parameters."""
+    """Yield the shapes of ResNet-50 on ImageNet: 161 tensors, 25,557,032 parameters."""
 
     def convolution(inputs: int, outputs: int, size: int) -> Iterator[Shape]:
         yield from ((outputs, inputs, size, size), (outputs,), (outputs,))
@@ -51,7 +57,7 @@ def resnet50() -> Iterator[Shape]:
 
 
 def vgg16() -> Iterator[Shape]:
-    """VGG-16 with BatchNorm on CIFAR-100: 15,299,748 parameters."""
+    """Yield the shapes of VGG-16 with BatchNorm on CIFAR-100: 15,299,748 parameters."""
     inputs = 3
     for outputs in (64, 64, 128, 128, 256, 256, 256, 512, 512, 512, 512, 512, 512):
         yield from ((outputs, inputs, 3, 3), (outputs,), (outputs,), (outputs,))
@@ -60,7 +66,7 @@ def vgg16() -> Iterator[Shape]:
 
 
 def preresnet110() -> Iterator[Shape]:
-    """PreResNet-110 on CIFAR-100: 332 tensors, most of them small, 1,169,972 parameters."""
+    """Yield the shapes of PreResNet-110 on CIFAR-100: 332 small tensors, 1,169,972 parameters."""
     yield (16, 3, 3, 3)
     inputs = 16
     for planes in (16, 32, 64):
@@ -75,7 +81,7 @@ def preresnet110() -> Iterator[Shape]:
 
 
 def awd_lstm() -> Iterator[Shape]:
-    """AWD-LSTM on Penn Treebank, tied: 24,221,600 parameters."""
+    """Yield the shapes of the tied AWD-LSTM on Penn Treebank: 24,221,600 parameters."""
     yield (10_000, 400)
     for inputs, hidden in ((400, 1150), (1150, 1150), (1150, 400)):
         yield from ((4 * hidden, inputs), (4 * hidden, hidden), (4 * hidden,), (4 * hidden,))
@@ -83,7 +89,7 @@ def awd_lstm() -> Iterator[Shape]:
 
 
 def transformer() -> Iterator[Shape]:
-    """A transformer of twelve layers of width 768 with 32,000 tokens: 110 M parameters."""
+    """Yield the shapes of a transformer: 12 layers, width 768, 32,000 tokens, 110 M parameters."""
     width = 768
     yield from ((32_000, width), (1024, width))
     for _ in range(12):
@@ -111,11 +117,11 @@ NETWORKS: dict[str, Callable[[], Iterator[Shape]]] = {
 # ----------------------------------------------------------------------------------- contenders
 
 BASE = "torch AdamW fused"
-Builder = Callable[[list[nn.Parameter]], tuple[Step, Any]]  # the step, and who holds its state
+Builder = Callable[[list[nn.Parameter]], tuple[Step, Any]]  # the step, and the owner of its state
 
 
 def contenders() -> dict[str, Builder]:
-    """What can be measured here, by name. Peers that are not installed are left out."""
+    """Return the optimizers to measure by name. Peers that are not installed are left out."""
     decay: dict[str, Any] = {"weight_decay": 0.01}
 
     def plain(make: Callable[..., Any], **kwargs: Any) -> Builder:
@@ -201,14 +207,14 @@ def _side_by_side(
     for name, build in builders.items():
         params = [nn.Parameter(value.clone()) for value in values]
         for p, gradient in zip(params, gradients):
-            p.grad = gradient  # nobody writes to gradients: all may share them
+            p.grad = gradient  # shared: no optimizer writes to gradients
         step, holder = build(params)
         for _ in range(warm_up):
             step()
         steps[name] = step
         rows[name] = {"state bytes per parameter": round(_state_bytes(holder, step, params), 2)}
     times: dict[str, list[float]] = {name: [] for name in steps}
-    # In another order each time: who comes after a wasteful one finds the caches swept.
+    # Shuffle the order each time: a wasteful step evicts the caches of the one after it.
     order, shuffle = list(steps), random.Random(0).shuffle
     for _ in range(repetitions):
         shuffle(order)
@@ -225,8 +231,18 @@ def _side_by_side(
 
 def measure(
     network: str, names: list[str] | None = None, repetitions: int = 25, warm_up: int = 12
-) -> dict[str, Any]:
-    """Median seconds of a step on this network's shapes, for each contender."""
+) -> Document:
+    """Measure the median time of a step on a network's shapes, for each optimizer.
+
+    Args:
+        network: One of :data:`NETWORKS`.
+        names: Which of :func:`contenders`; None means all.
+        repetitions: Steps to time.
+        warm_up: Steps before timing.
+
+    Returns:
+        What `gadam bench --json` prints for this network.
+    """
     shapes = list(NETWORKS[network]())
     generator = torch.Generator().manual_seed(0)
 
@@ -237,16 +253,16 @@ def measure(
     elements = sum(value.numel() for value in values)
     builders = {n: b for n, b in contenders().items() if names is None or n in names}
     rivals = [name for name in builders if name != BASE]
-    # As many side by side as fit into some 8 GB, each time with the one they are compared to.
+    # As many at a time as fit into about 8 GB, always together with the base.
     together = max(1, int(8e9 / (20 * elements)) - 1)
-    result: dict[str, Any] = {}
+    result: dict[str, dict[str, float]] = {}
     for first in range(0, len(rivals), together):
         group = {n: builders[n] for n in rivals[first : first + together]}
         group[BASE] = contenders()[BASE]
         rows = _side_by_side(group, values, gradients, repetitions, warm_up)
         result = {**rows, **result}
     result = {name: result[name] for name in [BASE, *rivals]}
-    passes = 3.5  # a copy reads and writes: seven passes are three and a half copies
+    passes = 3.5  # a copy reads and writes: seven passes equal three and a half copies
     return {
         "network": network,
         "tensors": len(shapes),
@@ -259,10 +275,19 @@ def measure(
     }
 
 
-def run(
+def measure_all(
     networks: list[str], names: list[str] | None = None, repetitions: int = 25
-) -> dict[str, Any]:
-    """Measure on these networks; gives what `gadam bench --json` writes."""
+) -> Document:
+    """Measure on several networks.
+
+    Args:
+        networks: Of :data:`NETWORKS`.
+        names: Which of :func:`contenders`; None means all.
+        repetitions: Steps to time.
+
+    Returns:
+        What `gadam bench --out` writes.
+    """
 
     def version(package: str) -> str | None:
         try:
@@ -294,16 +319,20 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def table(report: dict[str, Any]) -> str:
-    """The report as Markdown, one table a network."""
+def to_markdown(report: Document) -> str:
+    """Return the report as Markdown, one table per network.
+
+    Args:
+        report: What :func:`measure_all` returned.
+    """
     lines = []
     for network in report["networks"]:
         lines += [
             f"**{network['network']}**: {network['tensors']} tensors, "
-            f"{network['parameters']:,} parameters; seven passes over memory at this machine's copy "
-            f"bandwidth take {network['seven passes at copy bandwidth, milliseconds']:.1f} ms",
+            f"{network['parameters']:,} parameters; seven passes over memory at this machine's "
+            f"copy bandwidth take {network['seven passes at copy bandwidth, milliseconds']:.1f} ms",
             "",
-            "| optimiser | step, ms | ratio | state, bytes a parameter |",
+            "| optimizer | step, ms | ratio | state, bytes per parameter |",
             "|---|---:|---:|---:|",
         ]
         for name, row in network["results"].items():
@@ -315,35 +344,56 @@ def table(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run `gadam bench` on the command line."""
-    import argparse
+@dataclass(frozen=True)
+class _Options:
+    """Time one optimizer step on this machine, beside other optimizers."""
 
-    parser = argparse.ArgumentParser(
-        prog="gadam bench", description=(__doc__ or "").split("\n\n")[0]
-    )
-    parser.add_argument(
-        "networks", nargs="*", metavar="NETWORK", help=f"of {', '.join(NETWORKS)} (default: all)"
-    )
-    parser.add_argument("--repetitions", type=int, default=25, help="of each, interleaved")
-    parser.add_argument("--threads", type=int, default=None, help="default: as torch has it")
-    parser.add_argument("--json", type=Path, help="write the numbers here")
-    options = parser.parse_args(arguments)
-    unknown = [name for name in options.networks if name not in NETWORKS]
-    if unknown:
-        parser.error(f"no network {unknown[0]!r}: there are {', '.join(NETWORKS)}")
-    if options.repetitions < 1:
-        parser.error("--repetitions must be at least 1")
+    networks: Annotated[tyro.conf.Positional[tuple[str, ...]], option("NETWORK")] = ()
+    """Networks whose parameter shapes to use: resnet50, vgg16, preresnet110, awd-lstm,
+    transformer. Default: all."""
+    repetitions: Count = 25
+    """Steps to time per optimizer, interleaved."""
+    threads: MaybeInt = None
+    """CPU threads. Default: torch's."""
+    out: Annotated[Path | None, option("FILE")] = None
+    """Write all numbers to this JSON file."""
+    json: Flag = False
+    """Print one JSON object per line, one per network."""
+
+
+def run(arguments: list[str]) -> int:
+    """Run the command.
+
+    Args:
+        arguments: The command line after `gadam bench`.
+
+    Returns:
+        The exit code.
+    """
+    options = parse(_Options, "bench", arguments)
+    for name in options.networks:
+        if name not in NETWORKS:
+            raise RecipeError(f"There is no network {name!r}. Use one of {', '.join(NETWORKS)}.")
+    check_positive(repetitions=options.repetitions, threads=options.threads)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    missing = {"schedulefree AdamW", "pytorch_optimizer PAdam"} - set(contenders())
-    for name in sorted(missing):
-        print(f"left out: {name} is not installed (pip install 'gadam[bench]')")
-    report = run(options.networks or list(NETWORKS), repetitions=options.repetitions)
-    print(f"{report['machine']['processor']}, {report['machine']['threads']} threads, ", end="")
-    print(f"torch {report['versions']['torch']}, kernel: {report['machine']['kernel']}\n")
-    print(table(report))
+    for name in sorted({"schedulefree AdamW", "pytorch_optimizer PAdam"} - set(contenders())):
+        message = f"Left out {name}: it is not installed. Run: pip install 'gadam[bench]'"
+        print(message, file=sys.stderr)
+    report = measure_all(list(options.networks) or list(NETWORKS), repetitions=options.repetitions)
     if options.json:
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
-        print(f"written to {options.json}")
+        about = {name: report[name] for name in ("machine", "versions")}
+        for network in report["networks"]:
+            print(to_json({"event": "bench", **network, **about}), flush=True)
+    else:
+        machine, torch_version = report["machine"], report["versions"]["torch"]
+        print(
+            f"{machine['processor']}, {machine['threads']} threads, torch {torch_version}, "
+            f"kernel: {machine['kernel']}\n"
+        )
+        print(to_markdown(report))
+    if options.out is not None:
+        write_json(options.out, report)
+        if not options.json:
+            print(f"The numbers are in {options.out}.")
     return 0

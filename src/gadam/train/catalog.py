@@ -1,56 +1,18 @@
-"""The paper's tables and figures at their own scale: one function for each name."""
+"""The paper's tables and figures at full scale, one function per name."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import replace
+from typing import Any, Literal
 
-from gadam.train.recipe import Average, Data, Language, Optimizer, Recipe, Schedule
+from gadam.runs.experiment import Experiment
+from gadam.runs.recipe import Average, Data, Language, Optimizer, Recipe, Schedule
 
-__all__ = ["PAPER", "Experiment", "bases_in", "side_by_side"]
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """Recipes to set side by side.
-
-    Args:
-        name: by which it is asked for
-        title: what it shows
-        recipes: by row label
-        bases: the row that another one's paired difference is taken to
-        published: the paper's number for a row, where it prints one
-        metric: what rows of pictures are compared by
-        part: of the data whose curves are drawn
-        seeds: how many
-        note: what to know when reading it
-        analysis: what `gadam analyse` measures of its runs, and the report shows of them
-    """
-
-    name: str
-    title: str
-    recipes: Mapping[str, Recipe]
-    bases: Mapping[str, str] = field(default_factory=dict)
-    published: Mapping[str, float] = field(default_factory=dict)
-    metric: str = "accuracy"
-    part: str = "test"
-    seeds: int = 3
-    note: str = ""
-    analysis: tuple[str, ...] = ()
-
-    def metric_of(self, row: str) -> str:
-        """What this row is judged by."""
-        recipe = self.recipes[row]
-        return self.metric if recipe.language is None else recipe.metric
-
-    @property
-    def metrics(self) -> list[str]:
-        """What its rows are judged by."""
-        return list(dict.fromkeys(map(self.metric_of, self.recipes))) or [self.metric]
+__all__ = ["BASES", "LINEAR", "LINEAR_IA", "PAPER", "bases_in", "side_by_side"]
 
 
-# ------------------------------------------------------------------------------ the paper's settings
+# -------------------------------------------------------------------------- the paper's settings
 
 _VISION_START = 161  # of 300 epochs
 BASES = {"SWA": "SGD", "Gadam": "AdamW", "GadamX": "PadamW"}
@@ -77,7 +39,7 @@ _NETWORKS: dict[str, dict[str, Optimizer]] = {
 
 
 def _cifar(model: str, data: str, optimizer: Optimizer, start: int | None = None) -> Recipe:
-    """A run of 300 epochs: a base by the linear schedule, or averaged from ``start`` on."""
+    """Return a run of 300 epochs: with the linear schedule, or averaged from ``start`` on."""
     return Recipe(
         name="",
         model=model,
@@ -90,9 +52,9 @@ def _cifar(model: str, data: str, optimizer: Optimizer, start: int | None = None
 
 
 def _six(model: str, data: str) -> dict[str, Recipe]:
-    """SGD, AdamW and PadamW, each as it is and averaged."""
+    """Return SGD, AdamW and PadamW, each plain and averaged."""
     settings = _NETWORKS[model]
-    # The authors' Padam runs, not their GadamX runs, took the running maximum.
+    # The authors used AMSGrad in their Padam runs, not in their GadamX runs.
     amsgrad = replace(settings["padamw"], amsgrad=True)
     return {
         "SGD": _cifar(model, data, settings["sgd"]),
@@ -160,13 +122,13 @@ def _imagenet_rows(model: str) -> dict[str, Recipe]:
 
 
 _PTB_START = 100  # of 200 epochs
-_PTB_EVERY = 1  # the authors' script samples at every iteration
+_PTB_EVERY = 1  # the authors' script samples every iteration
 
 
 def _ptb(
     optimizer: Optimizer, average: Average | None = None, schedule: Schedule | None = None
 ) -> Recipe:
-    """The 3-layer LSTM on Penn Treebank, by default at a constant rate."""
+    """Return the 3-layer LSTM on Penn Treebank, by default at a constant learning rate."""
     return Recipe(
         name="",
         model="awd-lstm",
@@ -177,12 +139,13 @@ def _ptb(
         language=Language(),
         epochs=200,
         batch_size=20,
-        clip=0.25,
+        clip_grad_norm=0.25,
     )
 
 
-# With L2, not decoupled: so the iterates of Gadam are Adam's here, and those of GadamX Padam's. The rate of
-# Adam and Gadam was searched, and the one that was found is not printed: 1e-3 is the grid's usual one.
+# Weight decay is L2 here, not decoupled, so Gadam averages Adam's iterates and GadamX averages
+# Padam's. The paper searched the learning rate of Adam and Gadam but does not print the result;
+# 1e-3 is the usual value of its grid.
 _PTB_ASGD = Optimizer("asgd", 30.0, 1.2e-6)
 _PTB_ADAM = Optimizer("adam", 1e-3, 1.2e-6)
 _PTB_PADAM = Optimizer("padam", 1.0, 1.2e-6, partial=0.2)
@@ -201,23 +164,29 @@ def _ptb_nt_asgd(patience: int) -> Recipe:
     return _ptb(_PTB_ASGD, Average("non-monotone", _PTB_EVERY, patience=patience))
 
 
-def _labelled(groups: Mapping[str, Mapping[str, Recipe]]) -> dict[str, Recipe]:
+def _labeled(groups: Mapping[str, Mapping[str, Recipe]]) -> dict[str, Recipe]:
     return {f"{group} {row}": r for group, rows in groups.items() for row, r in rows.items()}
 
 
 def bases_in(rows: Mapping[str, Recipe]) -> dict[str, str]:
-    """Which row each averaged one is to be set against, by their labels' last words."""
+    """Return the base row of each averaged row, found by the last word of their labels.
+
+    Args:
+        rows: Recipes by row label.
+    """
     bases = {}
     for row in rows:
         group, _, method = row.rpartition(" ")
         base = f"{group} {BASES.get(method, '')}".strip()
-        base = base if base in rows else base.removesuffix("W")  # where Padam stands for PadamW
+        base = (
+            base if base in rows else base.removesuffix("W")
+        )  # some tables have Padam instead of PadamW
         if base in rows and method in BASES:
             bases[row] = base
     return bases
 
 
-# ------------------------------------------------------------------------- one function for each name
+# ----------------------------------------------------------------------- one function per name
 
 PAPER: dict[str, Callable[[], Experiment]] = {}
 
@@ -228,8 +197,16 @@ def _reproduces(function: Callable[[], Experiment]) -> Callable[[], Experiment]:
 
 
 def side_by_side(
-    title: str, rows: Mapping[str, Recipe], published: str = "", **kwargs: object
+    title: str, rows: Mapping[str, Recipe], published: str = "", **kwargs: Any
 ) -> Experiment:
+    """Return an experiment of these rows.
+
+    Args:
+        title: What it shows.
+        rows: Recipes by row label.
+        published: The paper's numbers in the order of the rows, separated by blanks.
+        **kwargs: Other fields of :class:`Experiment`.
+    """
     numbers = [float(number) for number in published.split()]
     return Experiment(
         name="",
@@ -237,14 +214,15 @@ def side_by_side(
         recipes=rows,
         bases=bases_in(rows),
         published=dict(zip(rows, numbers)),
-        **kwargs,  # type: ignore[arg-type]
+        **kwargs,
     )
 
 
 def _theory_run(weight_decay: float, averaged: bool, final: float = 0.2) -> Recipe:
-    """VGG-16 without BatchNorm or augmentation: the rate drops at epoch 60, or averaging starts.
+    """Return VGG-16 without BatchNorm or augmentation.
 
-    The paper does not print the number of epochs: 100 here.
+    At epoch 60 the learning rate drops, or averaging starts. The paper does not print the number
+    of epochs; it is 100 here.
     """
     return Recipe(
         name="",
@@ -256,7 +234,7 @@ def _theory_run(weight_decay: float, averaged: bool, final: float = 0.2) -> Reci
         else Schedule("step", milestones=(60,)),
         average=Average(60) if averaged else None,
         epochs=100,
-        keep=40 if averaged else 0,
+        keep_iterates=40 if averaged else 0,
     )
 
 
@@ -264,8 +242,8 @@ _DECAYS = {"no decay": 0.0, "low decay": 1e-4, "high decay": 5e-4}
 
 
 def _over_decay() -> dict[str, Recipe]:
-    """At the same rate before and while averaging, as the paper says of these runs."""
-    return _labelled(
+    """Keep the learning rate the same before and during averaging, as the paper describes."""
+    return _labeled(
         {
             label: {"SGD": _theory_run(decay, False), "SWA": _theory_run(decay, True, final=1.0)}
             for label, decay in _DECAYS.items()
@@ -280,7 +258,7 @@ def fig1a() -> Experiment:
         rows[f"SWA at rate {rate:g}"] = _theory_run(5e-4, True, final=rate / 0.05)
     bases = {row: "SGD" for row in rows if row != "SGD"}
     return replace(
-        side_by_side("VGG-16 without BatchNorm: averaging against a sharp drop of the rate", rows),
+        side_by_side("VGG-16 without BatchNorm: averaging versus a sharp learning-rate drop", rows),
         bases=bases,
     )
 
@@ -288,7 +266,7 @@ def fig1a() -> Experiment:
 @_reproduces
 def fig1b() -> Experiment:
     return side_by_side(
-        "Averaging against a sharp drop of the rate over weight decay, and the diversity of iterates",
+        "Averaging versus a sharp learning-rate drop over weight decay, and iterate diversity",
         _over_decay(),
         seeds=10,
         analysis=("diversity",),
@@ -298,14 +276,14 @@ def fig1b() -> Experiment:
 @_reproduces
 def fig1c() -> Experiment:
     rows = {row: r for row, r in _over_decay().items() if row.endswith("SGD")}
-    title = "What an ensemble of independent networks gains over weight decay"
+    title = "Gain of an ensemble of independent networks over weight decay"
     return side_by_side(title, rows, seeds=10, analysis=("networks",))
 
 
 @_reproduces
 def fig1d() -> Experiment:
     rows = {row: r for row, r in _over_decay().items() if row.endswith("SWA")}
-    title = "What averaging, and an ensemble of its iterates, gain over weight decay"
+    title = "Gain of averaging, and of an ensemble of iterates, over weight decay"
     return side_by_side(title, rows, seeds=10, analysis=("ensemble",))
 
 
@@ -317,7 +295,9 @@ def _diversity_rows() -> dict[str, Recipe]:
         "Gadam": Optimizer("adamw", 1e-3, 0.25),
     }
     return {
-        row: replace(_cifar(model, data, optimizer, _VISION_START), keep=300 - _VISION_START)
+        row: replace(
+            _cifar(model, data, optimizer, _VISION_START), keep_iterates=300 - _VISION_START
+        )
         for row, optimizer in optimizers.items()
     }
 
@@ -331,12 +311,12 @@ def fig2a() -> Experiment:
 
 @_reproduces
 def fig2b() -> Experiment:
-    title = "PreResNet-110, CIFAR-100: the diversity of SGD's, Adam's and AdamW's iterates"
+    title = "PreResNet-110, CIFAR-100: diversity of the iterates of SGD, Adam and AdamW"
     return side_by_side(title, _diversity_rows(), analysis=("diversity",))
 
 
 def _with_and_without_batchnorm() -> dict[str, Recipe]:
-    return _labelled(
+    return _labeled(
         {
             name: {
                 "AdamW": _cifar(model, "cifar100", _NETWORKS[model]["adamw"]),
@@ -349,13 +329,13 @@ def _with_and_without_batchnorm() -> dict[str, Recipe]:
 
 @_reproduces
 def fig2c() -> Experiment:
-    title = "VGG-16 with and without BatchNorm: what averaging gains"
+    title = "VGG-16 with and without BatchNorm: gain of averaging"
     return side_by_side(title, _with_and_without_batchnorm(), analysis=("rate",))
 
 
 @_reproduces
 def fig2d() -> Experiment:
-    title = "VGG-16 with and without BatchNorm: the effective learning rate"
+    title = "VGG-16 with and without BatchNorm: effective learning rate"
     return side_by_side(title, _with_and_without_batchnorm(), analysis=("rate",))
 
 
@@ -379,14 +359,14 @@ def fig3c() -> Experiment:
 
 @_reproduces
 def fig3d() -> Experiment:
-    rows = _labelled(
+    rows = _labeled(
         {
             "VGG-16": _six("vgg16-bn", "cifar100"),
             "PRN-110": _six("preresnet110", "cifar100"),
             "ResNeXt-29": _six("resnext29", "cifar100"),
         }
     )
-    title = "What averaging gains, against the number of parameters"
+    title = "Gain of averaging versus number of parameters"
     return side_by_side(title, rows, analysis=("parameters",))
 
 
@@ -395,7 +375,7 @@ _IMAGENET_NUMBERS = "75.63 76.32 74.04 75.64 76.79 77.31 77.37 78.08 74.48 75.62
 
 @_reproduces
 def tab_imagenet() -> Experiment:
-    rows = _labelled(
+    rows = _labeled(
         {"ResNet-50": _imagenet_rows("resnet50"), "ResNet-101": _imagenet_rows("resnet101")}
     )
     small = {
@@ -403,7 +383,7 @@ def tab_imagenet() -> Experiment:
         "AdamW": _imagenet("resnet18", Optimizer("adamw", 1e-3, 1e-2), step=False),
         "Gadam": _imagenet("resnet18", Optimizer("adamw", 1e-3, 1e-2), 61),
     }
-    rows |= _labelled({"ResNet-18": small})
+    rows |= _labeled({"ResNet-18": small})
     numbers = f"{_IMAGENET_NUMBERS} 69.72 69.92 70.11"
     return side_by_side("ResNet-50, -101 and -18 on ImageNet", rows, numbers, seeds=1)
 
@@ -416,12 +396,12 @@ def fig_imagenet() -> Experiment:
         if row.split()[1] in ("SGD", "SWA", "GadamX")
     }
     rows = {row: r for row, r in rows.items() if not row.startswith("ResNet-18")}
-    return side_by_side("The last epochs on ImageNet", rows, seeds=1)
+    return side_by_side("Final epochs on ImageNet", rows, seeds=1)
 
 
 @_reproduces
 def tab_cifar() -> Experiment:
-    rows = _labelled(
+    rows = _labeled(
         {
             f"{short} {label}": _six(model, data)
             for data, label in (("cifar10", "C-10"), ("cifar100", "C-100"))
@@ -434,7 +414,7 @@ def tab_cifar() -> Experiment:
 
 
 def _cifar10_rows() -> dict[str, Recipe]:
-    return _labelled(
+    return _labeled(
         {"VGG-16": _six("vgg16-bn", "cifar10"), "PRN-110": _six("preresnet110", "cifar10")}
     )
 
@@ -447,7 +427,7 @@ def tab_c10() -> Experiment:
 
 @_reproduces
 def fig_c10() -> Experiment:
-    return side_by_side("Their curves on CIFAR-10", _cifar10_rows())
+    return side_by_side("VGG-16 and PreResNet-110 on CIFAR-10: learning curves", _cifar10_rows())
 
 
 @_reproduces
@@ -475,7 +455,7 @@ def tab_ptb() -> Experiment:
     rows = {
         "ASGD": _ptb(_PTB_ASGD, Average(_PTB_START, _PTB_EVERY)),
         "Adam": _ptb(_PTB_ADAM),
-        # The authors' Padam runs, not their GadamX runs, took the running maximum.
+        # The authors used AMSGrad in their Padam runs, not in their GadamX runs.
         "Padam": _ptb(replace(_PTB_PADAM, amsgrad=True), schedule=_PTB_STEPS),
         "Gadam": _ptb_gadam(),
         "GadamX": _ptb_gadamx(),
@@ -490,7 +470,9 @@ def tab_ptb() -> Experiment:
 
 @_reproduces
 def fig_ptb() -> Experiment:
-    return replace(tab_ptb(), title="Its validation perplexity along training", part="validation")
+    return replace(
+        tab_ptb(), title="Penn Treebank: validation perplexity during training", split="validation"
+    )
 
 
 @_reproduces
@@ -501,7 +483,7 @@ def tab_ptb_nt() -> Experiment:
         "Gadam": _ptb_gadam(),
         "GadamX": _ptb_gadamx(),
     }
-    title = "The same with averaging that starts by itself, and with a decaying rate"
+    title = "Penn Treebank: automatic start of averaging, and a decaying learning rate"
     return replace(
         side_by_side(title, rows, "64.73 61.51 58.77 60.45"),
         bases={"Gadam": "Scheduled Adam", "GadamX": "Scheduled Adam"},
@@ -511,7 +493,7 @@ def tab_ptb_nt() -> Experiment:
 @_reproduces
 def fig_ptb_nt() -> Experiment:
     title = "Validation perplexity of NT-ASGD and scheduled Adam"
-    return replace(tab_ptb_nt(), title=title, part="validation")
+    return replace(tab_ptb_nt(), title=title, split="validation")
 
 
 @_reproduces
@@ -524,10 +506,10 @@ def fig_lookahead() -> Experiment:
             ahead = replace(recipe.optimizer, lookahead=True)
             rows[f"{row} + LH"] = replace(recipe, optimizer=ahead)
         groups[short] = rows
-    labelled = _labelled(groups)
-    bases = {row: row.removesuffix(" + LH") for row in labelled if row.endswith("+ LH")}
+    labeled = _labeled(groups)
+    bases = {row: row.removesuffix(" + LH") for row in labeled if row.endswith("+ LH")}
     bases |= {f"{short} Gadam": f"{short} AdamW" for short in groups}
-    return replace(side_by_side("Lookahead, and Gadam with it", labelled), bases=bases)
+    return replace(side_by_side("Lookahead, alone and with Gadam", labeled), bases=bases)
 
 
 @_reproduces
@@ -540,11 +522,11 @@ def fig_frequency() -> Experiment:
         rows[f"LSTM {often}"] = _ptb_gadam(every=n)
         rows[f"VGG-16 {often}"] = replace(gadam, average=Average(_VISION_START, every=n))
     rows = dict(sorted(rows.items(), key=lambda row: row[0].split()[0]))
-    return side_by_side("How often to sample: LSTM on Penn Treebank, VGG-16 on CIFAR-100", rows)
+    return side_by_side("Averaging frequency: LSTM on Penn Treebank, VGG-16 on CIFAR-100", rows)
 
 
 def _over_start() -> dict[str, Recipe]:
-    """Averaging from other epochs on, at the rate that the schedule has there."""
+    """Start averaging at several epochs, at the learning rate the schedule has there."""
     rows = {}
     for short, model, method in (
         ("VGG-16", "vgg16-bn", "Gadam"),
@@ -571,11 +553,11 @@ def fig_tavg() -> Experiment:
 @_reproduces
 def tab_tavg() -> Experiment:
     return side_by_side(
-        "The best results from tuning when to start",
+        "Best results when the start of averaging is tuned",
         _over_start(),
         seeds=1,
-        note="The paper's best: VGG-16 Gadam 76.11, GadamX 77.22; PRN-110 Gadam 77.41, GadamX 79.41; "
-        "WRN-28-10 GadamX 84.75 (top 5); LSTM Gadam 58.61 (perplexity).",
+        note="The paper's best: VGG-16 Gadam 76.11, GadamX 77.22; PRN-110 Gadam 77.41, GadamX "
+        "79.41; WRN-28-10 GadamX 84.75 (top 5); LSTM Gadam 58.61 (perplexity).",
     )
 
 
@@ -593,8 +575,8 @@ def tab_auto() -> Experiment:
 
     settings = _NETWORKS["vgg16-bn"]
     rows = {"Gadam-Auto": auto(settings["adamw"]), "SWA-Auto": auto(settings["sgd"])}
-    note = "The triggers need a validation metric: 5,000 training examples are held out for it."
-    return side_by_side("Averaging that starts and stops by itself", rows, "75.39 73.93", note=note)
+    note = "Triggers need a validation metric: 5,000 training examples are held out."
+    return side_by_side("Automatic start and stop of averaging", rows, "75.39 73.93", note=note)
 
 
 @_reproduces
@@ -603,7 +585,7 @@ def fig_imagenet_lr() -> Experiment:
         f"SGD lr {lr:g}": _imagenet("resnet50", Optimizer("sgd", lr, 1e-4))
         for lr in (0.03, 0.1, 0.3)
     }
-    return side_by_side("SGD on ImageNet at three rates", rows, seeds=1)
+    return side_by_side("SGD on ImageNet at three learning rates", rows, seeds=1)
 
 
 @_reproduces
@@ -617,7 +599,7 @@ def fig_tradeoff() -> Experiment:
         "GadamX, eps 1e-4": _imagenet("resnet50", _GADAMX_IMAGENET, 61),
     }
     numbers = "74.04 75.52 76.53 76.79 77.19 77.31"
-    return side_by_side("Speed against error on ImageNet", rows, numbers, seeds=1)
+    return side_by_side("Speed versus error on ImageNet", rows, numbers, seeds=1)
 
 
 @_reproduces
@@ -631,7 +613,7 @@ def tab_linear_step() -> Experiment:
             rows[f"{short} {method} linear"] = recipe
     bases = {row: row.replace(" linear", " step") for row in rows if row.endswith("linear")}
     numbers = "73.28 74.15 73.20 73.26 74.46 74.56 77.23 77.22 75.27 75.47 73.95 77.30"
-    return replace(side_by_side("Linear against step schedules", rows, numbers), bases=bases)
+    return replace(side_by_side("Linear versus step schedules", rows, numbers), bases=bases)
 
 
 @_reproduces
@@ -640,7 +622,7 @@ def tab_sharpness() -> Experiment:
         recipe = _cifar("vgg16", "cifar100", optimizer, _VISION_START if averaged else None)
         return replace(recipe, schedule=replace(recipe.schedule, final=final))
 
-    # Initial rates from the printed terminal ones of the bases, which end at a hundredth.
+    # Initial learning rates follow from the printed terminal ones, which are 1/100 of them.
     adamw, sgd = Optimizer("adamw", 3e-4, 0.25), Optimizer("sgd", 0.03, 5e-4)
     rows = {
         "AdamW to 1/100": run(adamw, 0.01, False),
@@ -653,15 +635,18 @@ def tab_sharpness() -> Experiment:
     bases = {row: "AdamW to 1/100" for row in rows if row.startswith("Gadam")}
     bases |= {row: "SGD to 1/100" for row in rows if row.startswith("SWA")}
     numbers = "69.43 69.67 71.55 71.64 71.32 73.40"
-    note = "The paper prints no initial rates and decays for these runs: those of its other VGG-16 runs."
-    title = "The networks whose curvature is measured: VGG-16 without BatchNorm"
+    note = (
+        "The paper does not print initial learning rates and weight decays for these runs; they "
+        "are those of its other VGG-16 runs."
+    )
+    title = "VGG-16 without BatchNorm: curvature of the loss"
     found = side_by_side(title, rows, numbers, note=note, analysis=("curvature",))
     return replace(found, bases=bases)
 
 
 @_reproduces
 def tab_baselines() -> Experiment:
-    rows = _labelled(
+    rows = _labeled(
         {
             "VGG-16 C-100": {"SGD": _six("vgg16-bn", "cifar100")["SGD"]},
             "PRN-110 C-100": {"SGD": _six("preresnet110", "cifar100")["SGD"]},
@@ -669,7 +654,7 @@ def tab_baselines() -> Experiment:
             "VGG-16 C-10": {"SGD": _six("vgg16-bn", "cifar10")["SGD"]},
             "PRN-110 C-10": {"SGD": _six("preresnet110", "cifar10")["SGD"]},
             "WRN-28-10 ImageNet-32": {"SGD": _imagenet32()["SGD"]},
-            # Merity, Keskar and Socher's own run, with the dropout of its published command.
+            # The run of Merity, Keskar and Socher, with the dropout of their published command.
             "LSTM PTB": {
                 "NT-ASGD": replace(
                     _ptb_nt_asgd(patience=5), epochs=500, language=Language(dropout_input=0.4)
@@ -677,14 +662,16 @@ def tab_baselines() -> Experiment:
             },
         }
     )
-    note = "Published are numbers of earlier work, as the paper cites them."
+    note = "Published numbers are those of earlier work, as the paper cites them."
     numbers = "73.80 76.35 82.20 93.90 95.06 59.04 58.8"
-    return side_by_side("Baselines beside those of earlier work", rows, numbers, note=note)
+    return side_by_side("Baselines beside earlier work", rows, numbers, note=note)
 
 
 @_reproduces
 def fig_iaprevious() -> Experiment:
-    return replace(fig3d(), title="What averaging gains against parameters, beside earlier work")
+    return replace(
+        fig3d(), title="Gain of averaging versus number of parameters, beside earlier work"
+    )
 
 
 @_reproduces

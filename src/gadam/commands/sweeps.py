@@ -1,0 +1,270 @@
+"""Run the recipes of an experiment, and write its table and report."""
+
+from __future__ import annotations
+
+import platform
+import re
+import shlex
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from gadam.commands import console
+from gadam.commands.options import SweepOptions
+from gadam.runs import summary
+from gadam.runs.experiment import Experiment
+from gadam.runs.files import Document, to_json, write_atomically, write_json
+from gadam.runs.folder import RunFolder, versions
+from gadam.runs.recipe import Recipe, RecipeError, applies_to, override
+from gadam.runs.record import RunResult
+from gadam.train import experiments, tasks
+from gadam.train.data import text
+from gadam.train.sweep import TrainingJob, available_cores, sweep
+
+__all__ = ["Scale", "check_recipes", "known_floors", "run_all", "run_experiment"]
+
+Scale = Literal["mini", "paper"]
+
+
+def run_experiment(name: str, scale: Scale, rows: str, options: SweepOptions) -> int:
+    """Train all rows and seeds of an experiment, and write its table and report.
+
+    Args:
+        name: The experiment.
+        scale: "mini" or "paper".
+        rows: Train only rows with these words in their label; empty means all.
+        options: How to run it.
+
+    Returns:
+        The exit code.
+    """
+    experiment = _described(_select(experiments.get(name, scale), rows), options)
+    experiment = replace(experiment, command=_command_line(name, scale, rows, experiment, options))
+    recipes = experiment.recipes
+    check_recipes(recipes.values(), options)
+    folder = options.out or Path("runs") / (name if scale == "mini" else f"{name}-{scale}")
+    jobs = {
+        (row, seed): job(row, recipe, seed, folder / f"{experiments.slug(row)}-{seed}", options)
+        for seed in range(experiment.seeds)
+        for row, recipe in recipes.items()
+    }
+    done = run_all(list(jobs.values()), options, folder, experiment)
+    results = {key: done.get(job) for key, job in jobs.items()}
+    table = summary.summarize(experiment, results)
+    content = summary_document(experiment, table, scale)
+    write_json(folder / "summary.json", content)
+    text_table = summary.to_markdown(experiment, table) + "\n"
+    write_atomically(folder / "summary.md", text_table.encode())
+    export(jobs.values(), options)
+    page = _report(folder)
+    if options.json:
+        path = None if page is None else str(page)
+        print(to_json({"event": "summary", "report": path, **content}), flush=True)
+    else:
+        console.print_table(experiment, table)
+        print(f"The runs, summary.md and summary.json are in {folder}.")
+        if page is not None:
+            print(f"The report is {page}.")
+    failed = any(result is None for result in results.values())
+    if experiment.analysis and any(result is not None for result in results.values()):
+        failed |= not _analyze(folder, options)
+    return 1 if failed else 0
+
+
+def summary_document(experiment: Experiment, table: list[summary.Row], scale: Scale) -> Document:
+    """Return the content of `summary.json`.
+
+    Args:
+        experiment: What was run.
+        table: Its rows.
+        scale: "mini" or "paper".
+    """
+    return {
+        **summary.to_dict(experiment, table),
+        "scale": scale,
+        "seeds": experiment.seeds,
+        "command": experiment.command,
+        "versions": versions(),
+        "machine": {"system": platform.platform(), "cores": available_cores()},
+        "recipes": {row: recipe.to_dict() for row, recipe in experiment.recipes.items()},
+    }
+
+
+def _described(experiment: Experiment, options: SweepOptions) -> Experiment:
+    """Apply the settings, and add what is known of the experiment's data."""
+    recipes = _overridden(experiment.recipes, options.settings)
+    published = {
+        row: number
+        for row, number in experiment.published.items()
+        if _same_task(recipes[row], experiment.recipes[row])
+    }
+    floors = known_floors(recipes.values())
+    return replace(
+        experiment,
+        recipes=recipes,
+        published=published,
+        floors=floors,
+        note=f"{experiment.note} {floor_note(floors)}".strip(),
+        seeds=options.seeds or experiment.seeds,
+    )
+
+
+def _analyze(folder: Path, options: SweepOptions) -> bool:
+    """Measure what the experiment is about, if the analysis extra is installed."""
+    try:
+        from gadam.commands.analyze import analyze
+    except ImportError as error:
+        print(f"Skipped the analysis: it needs {error.name}.", file=sys.stderr)
+        return True
+    return analyze(
+        folder,
+        workers=options.workers,
+        threads=options.threads,
+        device=options.device,
+        data_dir=options.data_dir,
+        quiet=options.quiet,
+        json=options.json,
+        command=shlex.join(["gadam", "analyze", folder.name]),
+    )
+
+
+def _select(experiment: Experiment, wanted: str) -> Experiment:
+    """Keep the rows with these words in their label, ignoring case."""
+    words = re.compile(rf"(?<!\w){re.escape(wanted)}(?!\w)", re.IGNORECASE)
+    kept = {row: r for row, r in experiment.recipes.items() if words.search(row) or not wanted}
+    if not kept:
+        rows = ", ".join(experiment.recipes)
+        raise RecipeError(f"{experiment.name} has no row matching {wanted!r}. Its rows are {rows}.")
+    return experiment.restricted_to(kept)
+
+
+def _command_line(
+    name: str, scale: str, rows: str, experiment: Experiment, options: SweepOptions
+) -> str:
+    words = ["gadam", "compare"] if name == experiments.COMPARE else ["gadam", "reproduce", name]
+    words += ["--scale", scale] if name != experiments.COMPARE else []
+    words += ["--rows", rows] if rows else []
+    words += ["--seeds", str(experiment.seeds)]
+    words += [word for setting in options.settings for word in ("--set", setting)]
+    return shlex.join(words)
+
+
+def _overridden(recipes: Mapping[str, Recipe], settings: Sequence[str]) -> dict[str, Recipe]:
+    """Apply each setting to the recipes that have it. At least one must."""
+    for setting in settings:
+        if not any(applies_to(setting, recipe) for recipe in recipes.values()):
+            raise RecipeError(f"--set {setting} applies to none of the rows.")
+    return {
+        row: override(recipe, [s for s in settings if applies_to(s, recipe)])
+        for row, recipe in recipes.items()
+    }
+
+
+def known_floors(recipes: Iterable[Recipe]) -> dict[str, dict[str, float]]:
+    """Return the best possible values by metric and split, if all recipes share known ones.
+
+    Args:
+        recipes: Of one experiment.
+    """
+    names = {r.data.name if r.language is not None else "" for r in recipes}
+    best = text.best_perplexity(names.pop()) if len(names) == 1 else {}
+    return {"perplexity": dict(best)} if best else {}
+
+
+def floor_note(floors: Mapping[str, Mapping[str, float]]) -> str:
+    """Return a sentence about the best possible perplexity, if it is known.
+
+    Args:
+        floors: By metric, then split.
+    """
+    best = floors.get("perplexity", {})
+    return f"The true probabilities have a test perplexity of {best['test']:.2f}." if best else ""
+
+
+def _same_task(a: Recipe, b: Recipe) -> bool:
+    """Return True if a published number of one recipe applies to the other."""
+    return (a.model, a.data) == (b.model, b.data)
+
+
+def job(label: str, recipe: Recipe, seed: int, folder: Path, options: SweepOptions) -> TrainingJob:
+    """Return the job of one run.
+
+    Args:
+        label: The run's name beside other runs.
+        recipe: What to train.
+        seed: The run's seed.
+        folder: The run's folder.
+        options: How to run it.
+    """
+    return TrainingJob(
+        label, recipe, seed, folder, options.data_path, options.device, options.threads
+    )
+
+
+def run_all(
+    jobs: list[TrainingJob],
+    options: SweepOptions,
+    folder: Path,
+    experiment: Experiment | None = None,
+) -> dict[TrainingJob, RunResult | None]:
+    """Train the runs on all cores.
+
+    Args:
+        jobs: The runs.
+        options: How to run them.
+        folder: The folder of all runs.
+        experiment: What they belong to; it is written into the folder.
+
+    Returns:
+        The result of each run, or None if it failed.
+    """
+    for each in jobs:  # find folders that hold something else before any work
+        RunFolder(each.folder, each.recipe, each.seed, each.label).begin(each.threads)
+    if experiment is not None:
+        write_json(folder / "experiment.json", experiment.to_dict())
+    several = available_cores() // options.threads if options.device == "cpu" else 1
+    workers = options.workers or max(1, several)
+    with console.listener(len(jobs), quiet=options.quiet, as_json=options.json) as listener:
+        return sweep(jobs, listener, workers)
+
+
+def _report(folder: Path) -> Path | None:
+    """Write the report if the report extra is installed."""
+    try:
+        from gadam.report import write
+
+        return write([folder], folder)
+    except (ImportError, RuntimeError) as error:
+        print(f"Skipped the report: {error}", file=sys.stderr)
+        return None
+
+
+def export(jobs: Iterable[TrainingJob], options: SweepOptions) -> None:
+    """Write TensorBoard files if they were asked for.
+
+    Args:
+        jobs: The runs.
+        options: How they were run.
+    """
+    if options.tensorboard:
+        from gadam.train import tensorboard
+
+        for each in jobs:
+            tensorboard.export(each.folder)
+
+
+def check_recipes(recipes: Iterable[Recipe], options: SweepOptions) -> None:
+    """Check every option, data set, network and the device before anything is trained.
+
+    Args:
+        recipes: What to train.
+        options: How to run it.
+    """
+    options.check()
+    try:
+        for recipe in recipes:
+            tasks.check(recipe, options.data_path)
+    except ValueError as error:  # an unknown name, an invalid beta
+        raise RecipeError(str(error)) from None

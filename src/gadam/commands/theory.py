@@ -1,0 +1,154 @@
+"""`gadam theory`: figures of the theory, and advice for a run."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from gadam._names import did_you_mean
+from gadam.commands.options import Count, Flag, option, parse
+from gadam.report import write as write_report
+from gadam.report.chart import Chart, draw, vega
+from gadam.report.theory_figures import FIGURES
+from gadam.runs.collect import RunRecord, collect
+from gadam.runs.files import RunError, explain_os_error, to_json, write_atomically, write_json
+from gadam.runs.recipe import RecipeError
+from gadam.runs.record import EpochRecord, Point
+from gadam.theory import planning
+
+__all__ = ["run", "save"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Options:
+    """Plot what the theory predicts beside a simulation, or get its advice for a run."""
+
+    name: Annotated[tyro.conf.Positional[str], option("NAME")]
+    """A figure, `all` of them, or `plan` for advice from a run's loss curve."""
+    folder: Annotated[tyro.conf.Positional[Path | None], option("RUN")] = None
+    """The run's folder, for `plan`."""
+    out: Annotated[Path, option("DIR")] = Path("runs/theory")
+    """Where to write the figures."""
+    seed: Count = 0
+    """Seed of the simulation."""
+    json: Flag = False
+    """Print one JSON object per line."""
+
+
+def run(arguments: list[str]) -> int:
+    """Run the command.
+
+    Args:
+        arguments: The command line after `gadam theory`.
+
+    Returns:
+        The exit code.
+    """
+    options = parse(_Options, "theory", arguments)
+    if options.name == "plan":
+        if options.folder is None:
+            raise RecipeError("`gadam theory plan` needs the folder of a run.")
+        return _plan(options.folder, options.json)
+    if options.folder is not None:
+        raise RecipeError(f"Only `gadam theory plan` takes a folder. Remove {options.folder}.")
+    if options.seed < 0:
+        raise RecipeError(f"--seed must be non-negative, got {options.seed}.")
+    wanted = list(FIGURES) if options.name == "all" else [options.name]
+    if wanted[0] not in FIGURES:
+        near = did_you_mean(options.name, [*FIGURES, "all", "plan"])
+        hint = f"Did you mean {near!r}?" if near else f"Use one of {', '.join(FIGURES)}, all."
+        raise RecipeError(f"There is no figure {options.name!r}. {hint}")
+    try:  # before any work
+        (options.out / "sections").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(explain_os_error(error, options.out)) from None
+    for name in wanted:
+        chart = FIGURES[name](options.seed)
+        save(name, chart, options.out)
+        if options.json:
+            print(to_json({"event": "figure", "name": name, **asdict(chart)}), flush=True)
+        else:
+            print(f"{name}: {chart.title}. {chart.caption}\n", flush=True)
+    page = write_report([options.out], options.out)
+    if not options.json:
+        print(f"The figures are in {options.out}. The page is {page}.")
+    return 0
+
+
+def save(name: str, chart: Chart, folder: Path) -> None:
+    """Write NAME.png, NAME.svg, NAME.json, and a section of the report page.
+
+    Args:
+        name: The figure.
+        chart: Its content.
+        folder: Where to write; has a folder `sections`.
+    """
+    for suffix, content in draw(chart).items():
+        write_atomically(folder / f"{name}.{suffix}", content)
+    write_json(folder / f"{name}.json", {"name": name, **asdict(chart)})
+    block = {"kind": "chart", "spec": vega(chart), "caption": chart.caption}
+    section = {"title": chart.title, "blocks": [block]}
+    write_json(folder / "sections" / f"theory-{name}.json", section)
+
+
+# ------------------------------------------------------------------------------------------ plan
+
+
+def _plan(folder: Path, as_json: bool) -> int:
+    found = collect([folder])
+    if not found.runs:
+        raise RunError(" ".join(found.problems) or f"There are no runs in {folder}.")
+    for record in found.runs:
+        observed, reason = _observed_gain(record), ""
+        try:
+            advice: planning.CurveAdvice | None = _advice(record)
+        except ValueError as error:
+            advice, reason = None, str(error)
+        if as_json:
+            content = {"event": "plan", "run": record.label, "seed": record.seed}
+            content |= {} if advice is not None else {"reason": reason}
+            content |= {"advice": advice and asdict(advice), "observed_gain": observed}
+            print(to_json(content), flush=True)
+            continue
+        print(f"{record.label}, seed {record.seed}:")
+        if advice is None:
+            print(f"No advice: {reason}")
+        else:
+            print(f"{advice}\n- In a recipe, set average.start={advice.first - 1}.")
+        if observed is not None:
+            print(
+                f"- In this run the loss of the average is {observed:.3g} below that of the last "
+                "iterate."
+            )
+        print(flush=True)
+    return 0
+
+
+def _loss(record: EpochRecord, point: Point) -> float | None:
+    """Return the loss on validation data, or on test data if there is none."""
+    validation = record.metric("loss", point, "validation")
+    return record.metric("loss", point, "test") if validation is None else validation
+
+
+def _observed_gain(run: RunRecord) -> float | None:
+    if not run.epochs:
+        return None
+    iterate, average = _loss(run.epochs[-1], "iterate"), _loss(run.epochs[-1], "average")
+    return None if iterate is None or average is None else iterate - average
+
+
+def _advice(run: RunRecord) -> planning.CurveAdvice:
+    """Use the losses of the iterates, per epoch, as long as the learning rate stays the first."""
+    first = run.epochs[0].lr if run.epochs else None
+    epochs, losses = [], []
+    for record in run.epochs:
+        loss = _loss(record, "iterate")
+        if record.lr == first and loss:
+            epochs.append(record.epoch)
+            losses.append(loss)
+    if len(epochs) < 8:
+        raise ValueError("There are fewer than 8 evaluations before the learning rate changes.")
+    return planning.from_curve(epochs, losses, unit="epoch")

@@ -1,0 +1,69 @@
+"""`gadam train`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from gadam._names import did_you_mean
+from gadam.commands import console, sweeps
+from gadam.commands.options import Count, SweepOptions, option, parse
+from gadam.runs import summary
+from gadam.runs.experiment import Experiment
+from gadam.runs.files import to_json
+from gadam.runs.recipe import RecipeError, override
+from gadam.train import experiments
+
+__all__ = ["run"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Options(SweepOptions):
+    """Train one recipe."""
+
+    recipe: Annotated[tyro.conf.Positional[str], option("RECIPE")]
+    """The recipe, such as compare-gadam. `gadam list --recipes` prints all names."""
+    seed: Count = 0
+    """The first seed. With --seeds N, also the N - 1 seeds after it."""
+    scale: sweeps.Scale = "mini"
+    """mini or paper."""
+
+
+def run(arguments: list[str]) -> int:
+    """Run the command.
+
+    Args:
+        arguments: The command line after `gadam train`.
+
+    Returns:
+        The exit code.
+    """
+    options = parse(_Options, "train", arguments)
+    name, scale, first = options.recipe, options.scale, options.seed
+    known = experiments.recipes(scale)
+    if name not in known:
+        near = did_you_mean(name, known)
+        hint = f"Did you mean {near!r}?" if near else "Run `gadam list --recipes` for the names."
+        raise RecipeError(f"There is no recipe {name!r}. {hint}")
+    recipe = override(known[name], options.settings)
+    if not 0 <= first < 2**31:
+        raise RecipeError(f"--seed must be at least 0 and less than 2³¹, got {first}.")
+    sweeps.check_recipes([recipe], options)
+    folder = options.out or Path("runs") / ("train" if scale == "mini" else f"train-{scale}")
+    seeds = range(first, first + (options.seeds or 1))
+    jobs = [sweeps.job(name, recipe, seed, folder / f"{name}-{seed}", options) for seed in seeds]
+    done = sweeps.run_all(jobs, options, folder)
+    sweeps.export(jobs, options)
+    note = sweeps.floor_note(sweeps.known_floors([recipe]))
+    experiment = Experiment(name, recipe.method, {name: recipe}, note=note, seeds=len(seeds))
+    table = summary.summarize(experiment, {(name, job.seed): done.get(job) for job in jobs})
+    if options.json:
+        content = sweeps.summary_document(experiment, table, scale)
+        print(to_json({"event": "summary", **content}), flush=True)
+    else:
+        console.print_table(experiment, table)
+        print(f"The runs are in {folder}.")
+    return 1 if any(done.get(job) is None for job in jobs) else 0

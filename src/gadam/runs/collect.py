@@ -1,0 +1,320 @@
+"""Read run folders from disk: finished, running, failed or damaged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gadam._errors import UserError
+from gadam.runs.experiment import Experiment
+from gadam.runs.files import Document, Json, read_json
+from gadam.runs.folder import read_epochs
+from gadam.runs.recipe import Recipe
+from gadam.runs.record import EpochRecord, RunHeader, RunResult
+
+__all__ = ["Collection", "RunRecord", "Section", "collect"]
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One run, read from its folder.
+
+    Args:
+        folder: Where it was read from.
+        header: What the run is. Its label may have been made unique and printable.
+        epochs: Its lines, without a torn last one.
+        result: How it ended; None if it has not.
+        failure: Why it stopped; empty if it did not fail.
+    """
+
+    folder: Path
+    header: RunHeader
+    epochs: tuple[EpochRecord, ...]
+    result: RunResult | None = None
+    failure: str = ""
+
+    @property
+    def label(self) -> str:
+        """The run's name beside other runs."""
+        return self.header.label
+
+    @property
+    def recipe(self) -> Recipe:
+        """What the run trains."""
+        return self.header.recipe
+
+    @property
+    def seed(self) -> int:
+        """The run's seed."""
+        return self.header.seed
+
+    @property
+    def status(self) -> str:
+        """The run's progress: "done", "diverged", "at epoch 3 of 20", or why it failed."""
+        if self.result is not None:
+            return self.result.status
+        if self.failure:
+            return f"failed ({self.failure})"
+        return f"at epoch {len(self.epochs)} of {self.recipe.epochs}"
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section of the report, left in a folder by another part of the library.
+
+    Args:
+        title: Its heading.
+        blocks: What it shows; see :mod:`gadam.report.page`.
+        folder: Where its images are.
+    """
+
+    title: str
+    blocks: tuple[Json, ...]
+    folder: Path
+
+
+@dataclass(frozen=True)
+class Collection:
+    """Runs to look at together.
+
+    Args:
+        title: The page's title.
+        runs: By label, then seed, in the experiment's order.
+        experiment: What they belong to; derived from the runs if no folder says it.
+        sections: Extra sections of the report.
+        problems: Sentences about what is missing or damaged.
+        expected: How many runs the experiments have.
+    """
+
+    title: str
+    runs: tuple[RunRecord, ...]
+    experiment: Experiment
+    sections: tuple[Section, ...] = ()
+    problems: tuple[str, ...] = ()
+    expected: int = 0
+
+    @property
+    def labels(self) -> list[str]:
+        """The rows that have runs, in order."""
+        return list(dict.fromkeys(run.label for run in self.runs))
+
+    def runs_of(self, label: str) -> list[RunRecord]:
+        """Return the runs of a row.
+
+        Args:
+            label: The row.
+        """
+        return [run for run in self.runs if run.label == label]
+
+    @property
+    def results(self) -> dict[tuple[str, int], RunResult | None]:
+        """The results of ended runs by label and seed; None for a failed run."""
+        return {(r.label, r.seed): r.result for r in self.runs if r.result is not None or r.failure}
+
+
+def collect(folders: Iterable[str | Path]) -> Collection:
+    """Read every run in or below these folders.
+
+    Damaged and foreign files are skipped and named among the problems. Other parts of the library
+    add sections to the report by writing ``sections/*.json``; see :mod:`gadam.report.page`.
+
+    Args:
+        folders: Folders of runs, or of whole sweeps.
+    """
+    problems: list[str] = []
+    places = []
+    for folder in map(Path, folders):
+        if folder.is_dir():
+            places.append(folder)
+        else:
+            problems.append(f"{folder} is not a folder.")
+    experiments: dict[Path, Experiment] = {}
+    for path in _files(places, "experiment.json"):
+        if (experiment := _read_experiment(path, problems)) is not None:
+            experiments[path.parent.resolve()] = experiment
+    runs = []
+    for path in _files(places, "run.json"):
+        run = _read_run(path, problems)
+        if run is not None:
+            home = next((p for p in path.resolve().parents if p in experiments), None)
+            runs.append((run, home))
+    sections = tuple(_read_sections(places, problems))
+    apart, found = _make_labels_unique(runs, experiments)
+    return _ordered(apart, found, sections, problems)
+
+
+def _files(places: list[Path], pattern: str) -> list[Path]:
+    """Find files, each once even if several places contain it."""
+    found = {p.resolve(): p for place in places for p in sorted(place.rglob(pattern))}
+    return list(found.values())
+
+
+def _make_labels_unique(
+    runs: list[tuple[RunRecord, Path | None]], experiments: dict[Path, Experiment]
+) -> tuple[list[RunRecord], list[Experiment]]:
+    """Prefix labels that several experiments share with their experiment's title."""
+    homes: dict[str, set[Path | None]] = {}
+    for run, home in runs:
+        homes.setdefault(run.label, set()).add(home)
+    shared = {label for label, where in homes.items() if len(where) > 1}
+
+    def name(label: str, home: Path) -> str:
+        return f"{experiments[home].title}: {label}" if label in shared else label
+
+    apart = [
+        run
+        if home is None
+        else replace(run, header=replace(run.header, label=name(run.label, home)))
+        for run, home in runs
+    ]
+    found = [
+        experiment.renamed({label: name(label, home) for label in experiment.recipes})
+        for home, experiment in experiments.items()
+    ]
+    return apart, found
+
+
+# ------------------------------------------------------------------------------------- reading
+
+
+def _read(path: Path, problems: list[str]) -> Document | None:
+    try:
+        return read_json(path)
+    except ValueError as error:
+        problems.append(f"{path} is damaged and was skipped ({error}).")
+        return None
+
+
+def _read_experiment(path: Path, problems: list[str]) -> Experiment | None:
+    content = _read(path, problems)
+    if content is None:
+        return None
+    try:
+        experiment = Experiment.from_dict(content)
+    except (UserError, ValueError) as error:
+        problems.append(f"{path} is damaged and was skipped ({error}).")
+        return None
+    clean = experiment.renamed({label: printable(label) for label in experiment.recipes})
+    return replace(clean, title=printable(experiment.title))
+
+
+def _read_sections(places: list[Path], problems: list[str]) -> Iterator[Section]:
+    for path in _files(places, "sections/*.json"):
+        content = _read(path, problems)
+        if content is None:
+            continue
+        blocks = content.get("blocks")
+        if isinstance(blocks, list):
+            yield Section(str(content.get("title", "")), tuple(blocks), path.parent)
+        else:
+            problems.append(f"{path} is not a section: it has no list of blocks.")
+
+
+def printable(text: object) -> str:
+    """Return a label that can be drawn and encoded: at most 80 printable characters.
+
+    Args:
+        text: Anything.
+    """
+    shown = "".join(c if c.isprintable() else "?" for c in str(text))
+    return shown if len(shown) <= 80 else shown[:79] + "…"
+
+
+def _read_run(path: Path, problems: list[str]) -> RunRecord | None:
+    content = _read(path, problems)
+    if content is None:
+        return None
+    folder = path.parent
+    try:
+        header = RunHeader.from_dict({"threads": 1, "label": "", **content})
+        label = printable(header.label or header.recipe.method)
+        epochs = tuple(read_epochs(folder / "epochs.jsonl"))
+        run = RunRecord(
+            folder,
+            replace(header, label=label),
+            epochs,
+            _read_result(folder / "result.json", problems),
+            _read_failure(folder / "failure.json", problems),
+        )
+    except (UserError, ValueError, OSError) as error:
+        problems.append(f"{folder} is damaged and was skipped ({error}).")
+        return None
+    lines = folder / "epochs.jsonl"
+    total = lines.read_text(errors="replace").count("\n") if lines.exists() else 0
+    damaged = total - len(run.epochs)
+    if (damaged > 0 and run.result is not None) or damaged > 1:  # one may be in progress
+        problems.append(f"{lines}: {damaged} damaged lines were skipped.")
+    return run
+
+
+def _read_result(path: Path, problems: list[str]) -> RunResult | None:
+    content = _read(path, problems) if path.exists() else None
+    return None if content is None else RunResult.from_dict(content)
+
+
+def _read_failure(path: Path, problems: list[str]) -> str:
+    if not path.exists():
+        return ""
+    return str((_read(path, problems) or {}).get("reason") or "unknown")
+
+
+# ------------------------------------------------------------------------------------ together
+
+
+def _ordered(
+    runs: list[RunRecord],
+    experiments: list[Experiment],
+    sections: tuple[Section, ...],
+    problems: list[str],
+) -> Collection:
+    rows = [label for e in experiments for label in e.recipes]
+    order = {label: i for i, label in enumerate(dict.fromkeys(rows))}
+    runs = sorted(runs, key=lambda r: (order.get(r.label, len(order)), r.label, r.seed))
+    if len({(run.label, run.seed) for run in runs}) < len(runs):
+        problems.append("Some runs share a name and seed. The table shows the last of each.")
+    recipes = {run.label: run.recipe for run in runs}
+    image_metrics = dict.fromkeys(e.metric for e in experiments if e.metric != "perplexity")
+    first = experiments[0] if experiments else Experiment("", "Runs", {})
+    experiment = replace(
+        first,
+        recipes=recipes,
+        bases={
+            a: b for e in experiments for a, b in e.bases.items() if a in recipes and b in recipes
+        },
+        published={row: n for e in experiments for row, n in e.published.items()},
+        metric=next(iter(image_metrics), "accuracy"),
+        analysis=tuple(dict.fromkeys(part for e in experiments for part in e.analysis)),
+        command="\n".join(e.command for e in experiments if e.command),
+        floors=first.floors if len(experiments) == 1 else {},
+    )
+    if len(image_metrics) > 1:
+        problems.append(
+            f"The experiments use different metrics ({', '.join(image_metrics)}). All are shown by "
+            f"{experiment.metric}."
+        )
+    problems += _run_problems(runs)
+    expected = sum(len(e.recipes) * e.seeds for e in experiments)
+    if expected > len(runs):
+        problems.append(f"{expected - len(runs)} of {expected} runs have not started.")
+    problems += [
+        f"{run.label}, seed {run.seed} failed: {run.failure}" for run in runs if run.failure
+    ]
+    unfinished = sum(run.result is None and not run.failure for run in runs)
+    if unfinished:
+        problems.append(f"{unfinished} runs are not finished. They are not in the table.")
+    title = " · ".join(dict.fromkeys(e.title for e in experiments)) or experiment.title
+    return Collection(title, tuple(runs), experiment, sections, tuple(problems), expected)
+
+
+def _run_problems(runs: Iterable[RunRecord]) -> list[str]:
+    return [
+        f"{run.label}, seed {run.seed} diverged: "
+        + (
+            "the means include its last metrics."
+            if run.recipe.language is None
+            else "no mean includes it."
+        )
+        for run in runs
+        if run.result is not None and run.result.diverged
+    ]

@@ -1,0 +1,142 @@
+"""Write files so that they are never seen half-written, and JSON that any reader accepts."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from gadam._errors import UserError
+
+__all__ = [
+    "Json",
+    "RunError",
+    "explain_os_error",
+    "nan_to_null",
+    "null_to_nan",
+    "read_json",
+    "to_json",
+    "write_atomically",
+    "write_json",
+]
+
+Json: TypeAlias = Any  # a value as `json.loads` returns it
+Document: TypeAlias = dict[str, Json]  # a JSON object
+
+
+class RunError(UserError, RuntimeError):
+    """A run folder cannot be used. The message says why, and what to do."""
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write beside the target, sync, and rename: readers see the old file or the new one.
+
+    Args:
+        path: The file to write.
+        content: All of its bytes.
+
+    Raises:
+        RunError: The file cannot be written. The old one is intact.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise RunError(explain_os_error(error, path)) from error
+
+
+def _sync_folder(folder: Path) -> None:
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def explain_os_error(error: OSError, path: Path) -> str:
+    """Return a sentence for a failed write.
+
+    Args:
+        error: What the operating system reported.
+        path: The file or folder that was to be written.
+    """
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return (
+            f"The disk is full: {path} could not be written. Existing files are intact. Free some "
+            "space and rerun the command."
+        )
+    return f"{path} could not be written: {error.strerror or error}."
+
+
+def nan_to_null(value: Json) -> Json:
+    """Return plain data with None in place of numbers that JSON cannot represent.
+
+    Args:
+        value: Nested dicts, lists, tuples and scalars.
+    """
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: nan_to_null(v) for key, v in value.items()}
+    return [nan_to_null(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def null_to_nan(value: Json) -> Json:
+    """Return plain data with NaN in place of None: the inverse of :func:`nan_to_null`.
+
+    Args:
+        value: Nested dicts, lists and scalars in which None stands for a number.
+    """
+    if isinstance(value, dict):
+        return {key: null_to_nan(v) for key, v in value.items()}
+    if isinstance(value, list):
+        return [null_to_nan(v) for v in value]
+    return math.nan if value is None else value
+
+
+def to_json(content: Json, indent: int | None = None) -> str:
+    """Return JSON text that every reader accepts: NaN and infinities become null.
+
+    Args:
+        content: Nested dicts, lists, tuples and scalars.
+        indent: Spaces per level; None writes one line.
+    """
+    return json.dumps(nan_to_null(content), indent=indent, allow_nan=False)
+
+
+def write_json(path: Path, content: Json) -> None:
+    """Write plain data as JSON, atomically.
+
+    Args:
+        path: The file to write.
+        content: Nested dicts, lists, tuples and scalars.
+    """
+    write_atomically(path, (to_json(content, indent=1) + "\n").encode())
+
+
+def read_json(path: Path) -> Document:
+    """Read a JSON object.
+
+    Args:
+        path: The file to read.
+
+    Raises:
+        ValueError: The file cannot be read or is not a JSON object. The message says why.
+    """
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(str(error)) from None
+    if not isinstance(content, dict):
+        raise ValueError("it is not a JSON object")
+    return content

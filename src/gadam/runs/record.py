@@ -1,0 +1,303 @@
+"""What a run writes down: a line per epoch, and its result.
+
+Metrics are stored by point (the last iterate, the average), then split, then name. Read one with
+:meth:`EpochRecord.metric`; nothing else needs to know the nesting.
+
+>>> line = EpochRecord.from_dict({
+...     "epoch": 1, "lr": 0.1, "train_loss": None, "samples": 0,
+...     "iterate": {"test": {"accuracy": 81.5}}, "seconds": {"train": 2.0},
+... })
+>>> line.metric("accuracy", "iterate"), line.metric("accuracy", "average"), line.train_loss
+(81.5, None, nan)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, TypeAlias, TypeVar
+
+from gadam.runs.files import Document, Json, RunError, null_to_nan
+from gadam.runs.recipe import Recipe
+
+__all__ = ["POINTS", "EpochRecord", "Point", "RunHeader", "RunResult", "SplitMetrics"]
+
+Point: TypeAlias = Literal["iterate", "average"]
+POINTS: tuple[Point, Point] = ("iterate", "average")
+SplitMetrics: TypeAlias = Mapping[str, Mapping[str, float]]  # by split, then name
+
+_R = TypeVar("_R", bound="EpochRecord | RunResult | RunHeader")
+
+
+class _Evaluated:
+    """Read metrics at either point."""
+
+    iterate: SplitMetrics | None
+    average: SplitMetrics | None
+
+    def metric(self, name: str, point: Point, split: str = "test") -> float | None:
+        """Return a metric, or None if it was not measured or is not finite.
+
+        Args:
+            name: Such as "accuracy", "loss" or "perplexity".
+            point: "iterate" or "average".
+            split: "validation" or "test".
+        """
+        metrics = self.iterate if point == "iterate" else self.average
+        value = (metrics or {}).get(split, {}).get(name, math.nan)
+        return value if math.isfinite(value) else None
+
+    @property
+    def used_point(self) -> Point:
+        """The point a user would deploy: the average if there is one."""
+        return "iterate" if self.average is None else "average"
+
+    @property
+    def used(self) -> SplitMetrics | None:
+        """The metrics at :attr:`used_point`."""
+        return self.iterate if self.average is None else self.average
+
+
+@dataclass(frozen=True)
+class EpochRecord(_Evaluated):
+    """One line of `epochs.jsonl`.
+
+    Args:
+        epoch: Epochs done, from 1.
+        lr: The learning rate of the epoch.
+        train_loss: Its mean training loss; NaN if it diverged.
+        samples: Iterates in the average so far.
+        iterate: Metrics of the last iterate by split, if it was evaluated.
+        average: Metrics of the average by split, if it was evaluated.
+        seconds: Wall time by activity.
+        norms: Norms of the weights by layer.
+        extra: Fields written by a newer version, kept as they are.
+    """
+
+    epoch: int
+    lr: float
+    train_loss: float
+    samples: int = 0
+    iterate: SplitMetrics | None = None
+    average: SplitMetrics | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    norms: Mapping[str, float] = field(default_factory=dict)
+    extra: Mapping[str, Json] = field(default_factory=dict)
+
+    def to_dict(self) -> Document:
+        """Return the record as plain data. Points that were not evaluated are left out."""
+        content: Document = {"epoch": self.epoch, "lr": self.lr, "train_loss": self.train_loss}
+        content["samples"] = self.samples
+        if self.norms:
+            content["norms"] = dict(self.norms)
+        for point in POINTS:
+            metrics: SplitMetrics | None = getattr(self, point)
+            if metrics is not None:
+                content[point] = _plain(metrics)
+        return {**content, "seconds": dict(self.seconds), **self.extra}
+
+    @classmethod
+    def from_dict(cls, values: Document) -> EpochRecord:
+        """Return the record that :meth:`to_dict` wrote.
+
+        Args:
+            values: Plain data; unknown fields are kept in :attr:`extra`.
+
+        Raises:
+            RunError: A field is missing or has the wrong type.
+        """
+        return _parse(
+            cls,
+            values,
+            {
+                "epoch": int,
+                "lr": float,
+                "train_loss": _number,
+                "samples": int,
+                "iterate": _split_metrics,
+                "average": _split_metrics,
+                "seconds": _numbers,
+                "norms": _numbers,
+            },
+        )
+
+
+@dataclass(frozen=True)
+class RunResult(_Evaluated):
+    """How a run ended: `result.json`.
+
+    Args:
+        status: "done" or "diverged".
+        epochs: Epochs trained.
+        iterate: Metrics of the last iterate by split.
+        average: Metrics of the average by split, if there is one.
+        samples: Iterates in the average.
+        parameters: Size of the network.
+        seconds: Wall time by activity, over the run.
+        peak_memory: Bytes, if the platform reports them.
+        extra: Fields written by a newer version, kept as they are.
+    """
+
+    status: Literal["done", "diverged"]
+    epochs: int
+    iterate: SplitMetrics
+    average: SplitMetrics | None = None
+    samples: int = 0
+    parameters: int | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    peak_memory: int | None = None
+    extra: Mapping[str, Json] = field(default_factory=dict)
+
+    @property
+    def diverged(self) -> bool:
+        """True if a loss or metric stopped being finite."""
+        return self.status == "diverged"
+
+    @property
+    def total_seconds(self) -> float:
+        """Wall time of the run."""
+        return sum(self.seconds.values())
+
+    def to_dict(self) -> Document:
+        """Return the result as plain data."""
+        content = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "extra"}
+        content["iterate"] = _plain(self.iterate)
+        content["average"] = None if self.average is None else _plain(self.average)
+        content["seconds"] = dict(self.seconds)
+        return {**content, **self.extra}
+
+    @classmethod
+    def from_dict(cls, values: Document) -> RunResult:
+        """Return the result that :meth:`to_dict` wrote.
+
+        Args:
+            values: Plain data; unknown fields are kept in :attr:`extra`.
+
+        Raises:
+            RunError: A field is missing or has the wrong type.
+        """
+        return _parse(
+            cls,
+            values,
+            {
+                "status": _status,
+                "epochs": int,
+                "iterate": _required_metrics,
+                "average": _split_metrics,
+                "samples": int,
+                "parameters": _optional_int,
+                "seconds": _numbers,
+                "peak_memory": _optional_int,
+            },
+        )
+
+
+@dataclass(frozen=True)
+class RunHeader:
+    """What a run is, written before it starts: `run.json`.
+
+    Args:
+        label: Its name beside other runs.
+        recipe: What it trains.
+        seed: The seed of everything random.
+        threads: CPU threads it began with. The last bits of sums depend on them.
+        versions: Of gadam and torch.
+        machine: Python, operating system and processor.
+        extra: Fields written by a newer version, kept as they are.
+    """
+
+    label: str
+    recipe: Recipe
+    seed: int
+    threads: int
+    versions: Mapping[str, str] = field(default_factory=dict)
+    machine: Mapping[str, str] = field(default_factory=dict)
+    extra: Mapping[str, Json] = field(default_factory=dict)
+
+    def to_dict(self) -> Document:
+        """Return the header as plain data."""
+        return {
+            "label": self.label,
+            "recipe": self.recipe.to_dict(),
+            "seed": self.seed,
+            "threads": self.threads,
+            "versions": dict(self.versions),
+            "machine": dict(self.machine),
+            **self.extra,
+        }
+
+    @classmethod
+    def from_dict(cls, values: Document) -> RunHeader:
+        """Return the header that :meth:`to_dict` wrote.
+
+        Args:
+            values: Plain data; unknown fields are kept in :attr:`extra`.
+
+        Raises:
+            RunError: A field is missing or has the wrong type.
+            RecipeError: The recipe is not valid.
+        """
+        return _parse(
+            cls,
+            values,
+            {
+                "label": str,
+                "recipe": Recipe.from_dict,
+                "seed": int,
+                "threads": int,
+                "versions": dict,
+                "machine": dict,
+            },
+        )
+
+
+# ------------------------------------------------------------------------------------ plain data
+
+
+def _plain(metrics: SplitMetrics) -> dict[str, dict[str, float]]:
+    return {split: dict(values) for split, values in metrics.items()}
+
+
+def _parse(cls: type[_R], values: Document, parsers: Mapping[str, Callable[[Json], Any]]) -> _R:
+    parsed: dict[str, Any] = {}
+    for name, parser in parsers.items():
+        if name in values:
+            try:
+                parsed[name] = parser(values[name])
+            except (TypeError, ValueError, AttributeError) as error:
+                if isinstance(error, RunError) or type(error).__name__ == "RecipeError":
+                    raise
+                raise RunError(f"{name} is not what gadam writes ({error})") from None
+    unknown = {name: value for name, value in values.items() if name not in parsers}
+    try:
+        return cls(**parsed, extra=unknown)
+    except TypeError as error:
+        missing = [name for name in parsers if name not in values]
+        raise RunError(f"it has no {' or '.join(missing)} ({error})") from None
+
+
+def _number(value: Json) -> float:
+    return float(null_to_nan(value))
+
+
+def _numbers(values: Json) -> dict[str, float]:
+    return {str(name): _number(value) for name, value in values.items()}
+
+
+def _required_metrics(values: Json) -> SplitMetrics:
+    return {str(split): _numbers(metrics) for split, metrics in values.items()}
+
+
+def _split_metrics(values: Json) -> SplitMetrics | None:
+    return None if values is None else _required_metrics(values)
+
+
+def _optional_int(value: Json) -> int | None:
+    return None if value is None else int(value)
+
+
+def _status(value: Json) -> str:
+    if value not in ("done", "diverged"):
+        raise ValueError(f"it must be done or diverged, got {value!r}")
+    return str(value)
