@@ -1,4 +1,4 @@
-"""Data sets from where they are published, into the folder where :mod:`gadam.train.data` looks."""
+"""Downloads of published data sets, into the folder that :mod:`gadam.train.data` searches."""
 
 from __future__ import annotations
 
@@ -11,15 +11,21 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from gadam.train import data, text
-from gadam.train.data import DataError, extra, folder_of
+from gadam.train.data import sources, text
+from gadam.train.data.errors import DataError, import_extra
 
 __all__ = ["fetch"]
 
 
 @dataclass(frozen=True)
 class _Published:
-    """Where a set is published, its files with their md5, and the folder that they are for."""
+    """A published data set.
+
+    Attributes:
+        url: The address of its files.
+        files: The MD5 hash of each file.
+        folder: The folder to unpack to, below the folder of all data sets.
+    """
 
     url: str
     files: dict[str, str]
@@ -81,43 +87,50 @@ def fetch(
     urls: str | None = None,
     progress: bool = True,
 ) -> Path:
-    """Download a data set, unless it is there already, and say so.
+    """Download a data set unless it is already complete. Print a line if it is.
 
-    Nothing appears where :func:`gadam.train.data.load` looks before all of it is there and checked.
+    The files appear where :func:`gadam.train.data.load` searches only after all of them are
+    downloaded and verified.
 
     Args:
-        name: As for :func:`gadam.train.data.load` or :func:`gadam.train.text.load`.
-        data_dir: Likewise.
-        urls: A place to download the same files from instead of where they are published.
-        progress: Whether to show how far it is.
+        name: As for :func:`gadam.train.data.load` or :func:`gadam.train.data.text.load`.
+        data_dir: The folder of all data sets, as there.
+        urls: An alternative address of the same files.
+        progress: Show progress bars.
 
     Returns:
         The folder to load it from.
 
+    Raises:
+        DataError: The name is unknown, or the download failed or is not possible.
+
     Example:
         >>> _ = fetch("fashion-mini", "data")
-        fashion-mini is there already: it comes with the package
+        fashion-mini is already there: it is part of the package.
     """
-    known = text.canonical(name)
-    kind: Any = data if known is None else text
-    if known is not None:
-        name = known.removesuffix("-mini")  # which is a part of it
+    corpus = text.canonical(name)
+    if corpus is not None:
+        name = corpus.removesuffix("-mini")  # ptb-mini is a part of ptb
+        root, how_to_get = sources.data_root(data_dir), text.how_to_get
     else:
         try:
-            name = data.canonical(name)
-        except ValueError as error:
-            raise ValueError(f"{error}; texts are {', '.join(text.names())}") from None
-    root = folder_of(name, data_dir)
+            name = sources.canonical(name)
+        except DataError as error:
+            raise DataError(f"{error} Texts: {', '.join(text.names())}.") from None
+        root, how_to_get = sources.folder_of(name, data_dir), sources.how_to_get
     try:
-        kind.load(name, root)
+        if corpus is not None:
+            text.load(name, root)
+        else:
+            sources.load(name, root)
     except DataError as error:
         if name not in _PUBLISHED:
             raise DataError(
-                f"{name} cannot be downloaded for you: {kind.how_to_get(name, root)}"
+                f"{name} cannot be downloaded automatically. {how_to_get(name, root)}"
             ) from error
     else:
-        place = "it comes with the package" if name in ("fashion-mini", text.MADE_UP) else root
-        print(f"{name} is there already: {place}")
+        in_package = name in ("fashion-mini", text.TOY_LANGUAGE)
+        print(f"{name} is already there: {'it is part of the package.' if in_package else root}")
         return root
     published = _PUBLISHED[name]
     url = urls or published.url
@@ -126,17 +139,17 @@ def fetch(
     except (OSError, EOFError, ValueError, tarfile.TarError, zlib.error) as error:
         reason = error if isinstance(error, OSError) else "the download is damaged"
         raise DataError(
-            f"{name} could not be fetched from {url} into {root} ({reason}): nothing of it was kept,"
-            f" so mend that and run `gadam data {name}` again"
+            f"Cannot download {name} from {url} to {root} ({reason}). Nothing was kept. Fix the "
+            f"problem and rerun `gadam data {name}`."
         ) from error
     return root
 
 
 def _fetch(published: _Published, url: str, root: Path, progress: bool) -> None:
-    pooch, bars = extra("pooch"), extra("rich.progress")
+    pooch, bars = import_extra("pooch"), import_extra("rich.progress")
     pooch.get_logger().setLevel("WARNING")
     root.mkdir(parents=True, exist_ok=True)
-    # Beside what it is for, so that moving it there is a renaming.
+    # On the same file system as the target, so that moving the files is a rename.
     with TemporaryDirectory(dir=root, prefix=".fetching-") as work:
         unpacked = Path(work, "unpacked")
         folder = unpacked / published.folder
@@ -149,11 +162,11 @@ def _fetch(published: _Published, url: str, root: Path, progress: bool) -> None:
                 pooch.retrieve(link, f"md5:{md5}", file, work, downloader=downloader)
         for file in published.files:
             _unpack(Path(work, file), unpacked, folder)
-        _put(folder, root / published.folder)
+        _move(folder, root / published.folder)
 
 
 class _Bar:
-    """One of rich's progress bars, with the face that pooch expects of any."""
+    """A rich progress bar with the interface that pooch expects."""
 
     total = 0
 
@@ -168,22 +181,22 @@ class _Bar:
         self._shown.reset(self._task)
 
     def close(self) -> None:
-        """All bars are closed together."""
+        """Do nothing: all bars close together."""
 
 
 def _unpack(packed: Path, unpacked: Path, folder: Path) -> None:
     if packed.name.endswith(".tar.gz"):
         with tarfile.open(packed) as archive:
             archive.extractall(unpacked, filter="data")
-    elif packed.suffix == ".txt":  # by the names that are looked for first
+    elif packed.suffix == ".txt":  # to the names that are searched first
         packed.rename(folder / packed.name.removeprefix("ptb."))
     else:
         with gzip.open(packed) as source, (folder / packed.stem).open("wb") as target:
             shutil.copyfileobj(source, target)
 
 
-def _put(folder: Path, where: Path) -> None:
-    if where.exists():  # with something of it missing or damaged, and perhaps with files of others
+def _move(folder: Path, where: Path) -> None:
+    if where.exists():  # incomplete or damaged, and possibly with the user's own files
         for file in folder.iterdir():
             file.replace(where / file.name)
     else:

@@ -1,11 +1,11 @@
-"""A small made-up language whose best possible perplexity is known.
+"""A small synthetic language with a known best possible perplexity.
 
-Its sentences come from a probabilistic context-free grammar with number agreement, relative clauses and
-clauses within clauses. No sentence has two derivations, so the entropy of the derivations, which is the
-solution of a linear system, is the entropy of the text: no predictor, however good, does better on it.
+Sentences are drawn from a probabilistic context-free grammar with number agreement, relative
+clauses and nested clauses. No sentence has two derivations. So the entropy of the text is the
+entropy of the derivations, which solves a linear system. No predictor can do better.
 
 >>> language = Grammar({"S": ((0.5, ("a",)), (0.5, ("b", "S")))})
->>> round(language.best_perplexity, 12)  # "bba<eos>bba<eos>a<eos>…": a coin where no sentence has ended
+>>> round(language.best_perplexity, 12)  # "bba<eos>a<eos>…": one fair coin flip per word
 1.587401051968
 """
 
@@ -30,12 +30,15 @@ Expansion = tuple[str, ...]
 
 @dataclass(frozen=True, eq=False)
 class Grammar:
-    """Sentences drawn one after the other, each followed by :data:`END`.
+    """A probabilistic context-free grammar. A text is sentences, each followed by :data:`END`.
 
     Args:
-        rules: the expansions of each symbol with their probabilities; what has none is a word. For
-            :attr:`best_perplexity` to be true no sentence may have two derivations
-        start: the symbol of a sentence
+        rules: The expansions of each symbol, with their probabilities. A symbol without expansions
+            is a word. :attr:`best_perplexity` is valid only if no sentence has two derivations.
+        start: The symbol of a sentence.
+
+    Raises:
+        ValueError: The probabilities of a symbol are not positive or do not sum to 1.
     """
 
     rules: Mapping[str, tuple[tuple[float, Expansion], ...]]
@@ -45,90 +48,99 @@ class Grammar:
         for symbol, expansions in self.rules.items():
             total = math.fsum(p for p, _ in expansions)
             if min(p for p, _ in expansions) <= 0 or not math.isclose(total, 1.0):
-                raise ValueError(f"the probabilities of {symbol!r} are not positive with sum 1")
+                raise ValueError(f"The probabilities of {symbol!r} must be positive and sum to 1.")
 
     @property
     def words(self) -> list[str]:
-        """Every word there is, without :data:`END`."""
+        """All words, without :data:`END`."""
         used = (s for expansions in self.rules.values() for _, right in expansions for s in right)
         return list(dict.fromkeys(symbol for symbol in used if symbol not in self.rules))
 
     @cached_property
     def _moments(self) -> tuple[float, float]:
-        """The entropy (nats) and the number of words of a sentence, in expectation."""
+        """The expected entropy (nats) and number of words of a sentence."""
         symbols = list(self.rules)
         place = {symbol: i for i, symbol in enumerate(symbols)}
-        # What a symbol is worth is what its rule is worth and what the symbols in it are: x = Mx + y.
+        # The expected value of a symbol is that of its rule plus those of the symbols in it:
+        # x = Mx + y.
         mean = torch.zeros(len(symbols), len(symbols), dtype=torch.float64)
         own = torch.zeros(len(symbols), 2, dtype=torch.float64)
         for symbol, expansions in self.rules.items():
             i = place[symbol]
             for p, right in expansions:
                 own[i, 0] -= p * math.log(p)
-                for part in right:
-                    if part in place:
-                        mean[i, place[part]] += p
+                for inner in right:
+                    if inner in place:
+                        mean[i, place[inner]] += p
                     else:
                         own[i, 1] += p
         if torch.linalg.eigvals(mean).abs().max() >= 1:
-            raise ValueError("sentences of this grammar have no end, in expectation")
+            raise ValueError("Sentences of this grammar have infinite expected length.")
         solved = torch.linalg.solve(torch.eye(len(symbols), dtype=torch.float64) - mean, own)
         entropy, length = solved[place[self.start]].tolist()
         return entropy, length
 
     @property
     def entropy(self) -> float:
-        """Nats a token, :data:`END` being one: that of a sentence over its length, both expected."""
+        """Nats per token, :data:`END` included: a sentence's expected entropy over its length."""
         entropy, length = self._moments
         return entropy / (length + 1)
 
     @property
     def best_perplexity(self) -> float:
-        """What the true probabilities have on a long text."""
+        """The perplexity of the true probabilities on a long text."""
         return math.exp(self.entropy)
 
     def text(self, tokens: int, seed: int) -> tuple[list[str], float]:
-        """Sentences of at least so many tokens in all, and the sum of −log p over them, in nats."""
+        """Draw whole sentences until the text is long enough.
+
+        Args:
+            tokens: The minimum number of tokens.
+            seed: Determines the text.
+
+        Returns:
+            The tokens, and the sum of −log p of the sentences, in nats.
+        """
         bounds = {s: list(accumulate(p for p, _ in e))[:-1] for s, e in self.rules.items()}
         chance = Random(seed).random
         text: list[str] = []
-        surprise = 0.0
+        negative_log_likelihood = 0.0
         while len(text) < tokens:
             stack = [END, self.start]
             while stack:
                 symbol = stack.pop()
                 if symbol in self.rules:
                     p, right = self.rules[symbol][bisect(bounds[symbol], chance())]
-                    surprise -= math.log(p)
+                    negative_log_likelihood -= math.log(p)
                     stack += reversed(right)
                 else:
                     text.append(symbol)
-        return text, surprise
+        return text, negative_log_likelihood
 
 
-# ------------------------------------------------------------------------------- the one that is used
+# ------------------------------------------------------------------------------ the toy language
 
 
 def _stem(number: int) -> str:
-    """A syllable or two that no other number has."""
+    """Return one or more syllables, different for every number."""
     consonants, vowels = "bdfgklmprstvz", "aeiou"
     more, syllable = divmod(number, len(consonants) * len(vowels))
-    spelt = consonants[syllable // len(vowels)] + vowels[syllable % len(vowels)]
-    return spelt if not more else _stem(more - 1) + spelt
+    spelled = consonants[syllable // len(vowels)] + vowels[syllable % len(vowels)]
+    return spelled if not more else _stem(more - 1) + spelled
 
 
 def _words(count: int, first: int, ending: str) -> tuple[tuple[float, Expansion], ...]:
-    """Words of a kind: the r-th most frequent one with probability in proportion to 1/r (Zipf)."""
+    """Return words of one kind. The r-th has a probability proportional to 1/r (Zipf's law)."""
     weights = [1 / rank for rank in range(1, count + 1)]
     total = math.fsum(weights)
     return tuple((w / total, (_stem(first + i) + ending,)) for i, w in enumerate(weights))
 
 
 def toy() -> Grammar:
-    """The language of `gadam train lm-mini`.
+    """Return the grammar of toy-language, the text of `gadam train lm-mini`.
 
-    Subjects and verbs agree in number over whatever stands between them; nouns, verbs and adjectives are
-    told apart by their endings, in which the numbers differ too.
+    Subject and verb agree in number, whatever is between them. Endings mark nouns, verbs and
+    adjectives, and singular and plural.
     """
     rules: dict[str, tuple[tuple[float, Expansion], ...]] = {
         "S": ((0.6, ("NP.sg", "VP.sg")), (0.4, ("NP.pl", "VP.pl"))),
@@ -146,8 +158,8 @@ def toy() -> Grammar:
             "NP." + number: ((0.75, plain), (0.25, ("Name",)))
             if number == "sg"
             else ((1.0, plain),),
-            # Neither a preposition nor a relative clause can follow a noun phrase from outside it, so that
-            # what follows a noun belongs to that noun: there is no second way to read a sentence.
+            # Only a noun's own phrase can continue with a preposition or a relative clause. So what
+            # follows a noun belongs to that noun, and each sentence has one reading.
             "After." + number: (
                 (0.75, ()),
                 (0.15, ("Preposition", "NP")),

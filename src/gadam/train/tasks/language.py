@@ -1,0 +1,238 @@
+"""Language modeling: prediction of the next word of a text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import lru_cache
+from random import Random
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from gadam.runs.recipe import Data, Recipe, RecipeError
+from gadam.train import lstm
+from gadam.train.data import text
+from gadam.train.tasks.task import seed_for
+
+__all__ = ["LanguageTask", "Passage", "build_language_model", "mean_negative_log_likelihood"]
+
+IGNORED = -100  # the target where no word follows
+
+
+class Passage(NamedTuple):
+    """A batch of text: some rows of a matrix that has the text in its columns.
+
+    Attributes:
+        words: The words to read, (time, column).
+        following: The word after each of them.
+        first: The index of the first column.
+    """
+
+    words: Tensor
+    following: Tensor
+    first: int
+
+
+class LanguageTask:
+    """Prediction of the next word of a text. See :class:`gadam.train.tasks.Task`.
+
+    The text is divided into ``batch_size`` columns of equal length, which are read in parallel. The
+    remainder is dropped, as usual. The network's state carries over from passage to passage;
+    gradients do not. Each epoch starts with an empty state.
+
+    Args:
+        recipe: The recipe.
+        seed: Determines the initial weights and the lengths of passages.
+        device: The device of the model and the batches.
+        data_dir: The folder of all data sets.
+    """
+
+    metric = "perplexity"
+    mode: Literal["max", "min"] = "min"
+    splits: tuple[str, ...] = ("validation", "test")
+
+    # Columns in evaluation. By the usual protocol, the test text is read from start to end.
+    EVALUATION_COLUMNS: ClassVar[dict[str, int]] = {"train": 10, "validation": 10, "test": 1}
+    # Merity's lengths: the minimum, the standard deviation, and how often the mean is halved.
+    MIN_LENGTH, LENGTH_STD, HALVING_PROBABILITY = 5, 5.0, 0.05
+
+    def __init__(
+        self, recipe: Recipe, seed: int, device: torch.device, data_dir: str | None
+    ) -> None:
+        assert recipe.language is not None
+        self.recipe, self.settings, self.seed = recipe, recipe.language, seed
+        torch.manual_seed(seed_for(seed, 0, "model"))
+        # Weights are drawn on the CPU, so that they do not depend on the device.
+        self.model: nn.Module = build_language_model(recipe, data_dir, torch.device("cpu")).to(
+            device
+        )
+        self.corpus = _load_corpus(recipe.data, data_dir)
+        self._splits = {
+            split: self.corpus.split(split).to(device) for split in self.EVALUATION_COLUMNS
+        }
+        unknown = self.corpus.unknown
+        self.notices: tuple[str, ...] = ()
+        if not unknown["train"] and unknown["test"] + unknown["validation"] > 0:
+            self.notices = (
+                f"{100 * unknown['test']:.1f}% of the test words are not in the training text, "
+                "which has no <unk>. So the model never learns to predict <unk>.",
+            )
+        length = len(self.corpus.train) // recipe.batch_size
+        used = self.corpus.train[: length * recipe.batch_size]
+        self._columns = used.view(recipe.batch_size, length).t().contiguous().to(device)
+        self._states: dict[int, lstm.State] = {}  # by the first column of the micro-batch
+
+    def _lengths(self, epoch: int) -> Iterator[int]:
+        rng = Random(seed_for(self.seed, epoch, "order"))
+        shortest = min(self.MIN_LENGTH, self.settings.bptt)
+        left = len(self._columns) - 1  # no word follows the last one
+        while left > 0:
+            length = self.settings.bptt
+            if self.settings.vary_bptt:
+                mean = length / 2 if rng.random() < self.HALVING_PROBABILITY else length
+                length = max(shortest, int(rng.gauss(mean, self.LENGTH_STD)))
+            if left - length < shortest:  # do not leave a tiny last step
+                length = left
+            yield length
+            left -= length
+
+    def steps(self, epoch: int) -> int:
+        return sum(1 for _ in self._lengths(epoch))
+
+    def batches(self, epoch: int) -> Iterator[Passage]:
+        self._states = {}
+        start = 0
+        for length in self._lengths(epoch):
+            end = start + length
+            yield Passage(self._columns[start:end], self._columns[start + 1 : end + 1], 0)
+            start = end
+
+    def rate_factor(self, batch: Passage) -> float:
+        # The mean loss of a short passage gives its words more weight. A smaller step corrects it.
+        return len(batch.words) / self.settings.bptt if self.settings.vary_bptt else 1.0
+
+    def micro_batches(self, batch: Passage, count: int) -> list[tuple[Passage, float]]:
+        words, following = (columns.chunk(count, dim=1) for columns in batch[:2])
+        pieces, first = [], 0
+        for a, b in zip(words, following):
+            pieces.append((Passage(a, b, first), a.shape[1] / batch.words.shape[1]))
+            first += a.shape[1]
+        return pieces
+
+    def loss(self, model: nn.Module, batch: Passage) -> tuple[Tensor, int]:
+        out: lstm.Output = model(batch.words, self._states.get(batch.first))
+        self._states[batch.first] = lstm.detached(out.state)
+        loss = F.cross_entropy(out.scores.flatten(0, 1), batch.following.flatten())
+        if self.settings.ar_alpha:
+            loss = loss + self.settings.ar_alpha * out.dropped.square().mean()
+        if self.settings.tar_beta and len(out.raw) > 1:
+            loss = loss + self.settings.tar_beta * out.raw.diff(dim=0).square().mean()
+        return loss, batch.words.numel()
+
+    def refresh(self, epoch: int) -> Iterator[Passage]:
+        return iter(())  # the network has no BatchNorm
+
+    def training_data(self, examples: int | None = None) -> Iterator[Passage]:
+        seen = 0
+        for passage in self.batches(0):
+            if examples is not None and seen >= examples:
+                return
+            yield passage
+            seen += passage.words.numel()
+
+    def scores(self, model: nn.Module, split: str) -> Iterator[tuple[Tensor, Tensor]]:
+        for scores, following in _predictions(model, *self._reading(split)):
+            real = following != IGNORED
+            yield scores[real], following[real]
+
+    def _reading(self, split: str) -> tuple[Tensor, int, int]:
+        words_at_once = min(1000, 10**7 // len(self.corpus.words))  # ten million scores
+        return self._splits[split], self.EVALUATION_COLUMNS[split], words_at_once
+
+    def evaluate(self, model: nn.Module, split: str) -> dict[str, float]:
+        loss = mean_negative_log_likelihood(model, *self._reading(split))
+        return {"perplexity": math.exp(loss) if loss < 700 else math.inf, "loss": loss}
+
+
+def build_language_model(recipe: Recipe, data_dir: str | None, device: torch.device) -> nn.Module:
+    """Build the network of a recipe for texts, with new weights.
+
+    Args:
+        recipe: The recipe.
+        data_dir: The folder of all data sets.
+        device: The device on which weights are drawn, or "meta" for none.
+
+    Raises:
+        RecipeError: The text is too short for the recipe.
+    """
+    corpus = _load_corpus(recipe.data, data_dir)
+    assert recipe.language is not None
+    length = len(corpus.train) // recipe.batch_size
+    if length < 2:
+        raise RecipeError(
+            f"{recipe.data.name} has {len(corpus.train)} training words, too few for "
+            f"batch_size={recipe.batch_size}. Use a smaller batch_size."
+        )
+    if recipe.language.bptt >= 2 * length:
+        raise RecipeError(
+            f"language.bptt={recipe.language.bptt} is too long for columns of {length} words "
+            f"(batch_size={recipe.batch_size}). Reduce one of them."
+        )
+    with device:
+        return lstm.build(recipe.model, len(corpus.words), **recipe.language.dropouts)
+
+
+@lru_cache(maxsize=2)  # a worker process trains many runs on the same data
+def _load_corpus(settings: Data, data_dir: str | None) -> text.Corpus:
+    corpus = text.load(settings.name, data_dir, settings.examples, settings.words)
+    if (settings.examples or 0) > len(corpus.train):
+        raise RecipeError(
+            f"{settings.name} has {len(corpus.train)} training words. Use fewer for data.examples."
+        )
+    return corpus
+
+
+@torch.no_grad()
+def mean_negative_log_likelihood(
+    model: nn.Module, words: Tensor, columns: int = 1, words_at_once: int = 1000
+) -> float:
+    """Return the mean of −log p over every word of a text but the first, in nats.
+
+    Args:
+        model: A language model such as :class:`gadam.train.lstm.AWDLSTM`.
+        words: The text.
+        columns: The number of pieces that are read in parallel, each from an empty state.
+        words_at_once: The number of words to score at a time, which limits memory.
+
+    Raises:
+        RecipeError: The text has fewer than two words.
+    """
+    total = torch.zeros((), dtype=torch.float64, device=words.device)
+    for scores, following in _predictions(model, words, columns, words_at_once):
+        total += F.cross_entropy(scores, following, ignore_index=IGNORED, reduction="sum").double()
+    return float(total) / (len(words) - 1)
+
+
+@torch.no_grad()
+def _predictions(
+    model: nn.Module, words: Tensor, columns: int, words_at_once: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Iterate over scores and following words; see :func:`mean_negative_log_likelihood`."""
+    model.eval()
+    count = len(words) - 1  # no word precedes the first one
+    if count < 1:
+        raise RecipeError("A text needs at least two words. Use a longer one.")
+    columns = min(columns, count)
+    length = -(-count // columns)
+    place = torch.arange(length * columns, device=words.device).view(columns, length).t()
+    following = torch.where(place < count, words[(place + 1).clamp(max=count)], IGNORED)
+    read = words[place.clamp(max=count)]
+    state = None
+    rows = words_at_once // columns + 1
+    for a, b in zip(torch.split(read, rows), torch.split(following, rows)):
+        out: lstm.Output = model(a, state)
+        state = out.state
+        yield out.scores.flatten(0, 1).float(), b.flatten()
