@@ -1,4 +1,4 @@
-# Everything sets itself up: a Python 3.10+ with pip is all that must be there.
+# Every target sets up what it needs. Only Python 3.10+ with pip is required.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,17 +7,18 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 .PHONY: help compare test test-all lint format clean
 
 help:
-	@echo "make compare   set up .venv and show what iterate averaging does (five minutes)"
-	@echo "make test      set up .venv and run the test-suite (minutes)"
-	@echo "make test-all  the long tests too"
-	@echo "make lint      formatting, style and types"
-	@echo "make format    write the formatting"
+	@echo "make compare   set up .venv and compare six optimizers (five minutes)"
+	@echo "make test      set up .venv and run the tests (minutes)"
+	@echo "make test-all  also run the long tests"
+	@echo "make lint      check formatting, style, types and layers"
+	@echo "make format    fix the formatting"
+	@echo "make tables    write the generated tables of README and docs"
 	@echo "make clean     remove .venv and caches"
 
 compare: $(VENV)/theory
 	$(BIN)/gadam compare $(ARGS)
 
-# Two processes with one thread each beat one with two.
+# Two processes with one thread each are faster than one process with two threads.
 test: $(VENV)/test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow" $(ARGS)
 
@@ -27,7 +28,9 @@ test-all: $(VENV)/test $(VENV)/triton
 lint: $(VENV)/test $(VENV)/lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict src
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 format: $(VENV)/lint
 	$(BIN)/ruff check --fix .
@@ -38,7 +41,7 @@ clean:
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
-	  || { echo "gadam needs Python 3.10 or newer; say which with: make PYTHON=python3.12 …"; exit 1; }
+	  || { echo "gadam needs Python 3.10 or newer. Choose one with: make PYTHON=python3.12 …"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/%: pyproject.toml constraints.txt | $(BIN)/python
