@@ -1,6 +1,6 @@
-"""Iterate averaging that works in practice: Gadam, GadamX and what belongs around them."""
+"""Iterate averaging for PyTorch: Gadam, GadamX, and tools to use them."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gadam.average import EMA, Averaging, IterateAverage, Mean, NonMonotone, Plateau, Window
 from gadam.optim import Gadam, GadamX, Padam, PadamW, backends
@@ -30,17 +30,17 @@ __all__ = [
     "schedule",
 ]
 
-# What not everybody wants is imported when it is first asked for.
-_LATER = {"Lookahead": "gadam.optim.lookahead", "refresh_batchnorm": "gadam.average.batchnorm"}
+# Import optional modules lazily.
+_LAZY = {"Lookahead": "gadam.optim.lookahead", "refresh_batchnorm": "gadam.average.batchnorm"}
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     from importlib import import_module
 
     if name == "schedule":
         return import_module("gadam.schedule")
-    if name in _LATER:
-        value = globals()[name] = getattr(import_module(_LATER[name]), name)
+    if name in _LAZY:
+        value = globals()[name] = getattr(import_module(_LAZY[name]), name)
         return value
     raise AttributeError(f"module 'gadam' has no attribute {name!r}")
 

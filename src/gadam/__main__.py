@@ -1,7 +1,7 @@
-"""`python -m gadam`."""
+"""Run the command line as ``python -m gadam``."""
 
 import sys
 
-from gadam.cli import main
+from gadam.commands import main
 
 sys.exit(main())

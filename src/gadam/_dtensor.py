@@ -1,90 +1,100 @@
-"""Shards: the part of a tensor that lives in this process."""
+"""Distributed tensors: local shards, and agreement between the processes that hold them."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-__all__ = ["all_finite", "any_nonzero", "local", "all_reduce_min", "new_like"]
+from gadam import _torch
+
+__all__ = ["all_finite", "all_reduce_min", "any_nonzero", "local", "new_like"]
 
 
 def _is_dtensor(tensor: Any) -> bool:
-    # By its looks: torch.distributed.tensor costs a quarter of a second to import.
+    # By its attributes: importing torch.distributed.tensor takes a quarter of a second.
     return hasattr(tensor, "device_mesh") and hasattr(tensor, "to_local")
 
 
 def local(tensor: Any, like: Any = None) -> Tensor:
-    """This process's shard of a DTensor, sharing its memory; any other tensor as it is.
+    """Return this process's shard of a DTensor, or any other tensor unchanged.
 
-    With ``like``, the shard that belongs beside this process's shard of ``like``.
+    The shard shares memory with the DTensor.
+
+    Args:
+        tensor: The tensor.
+        like: Redistribute the DTensor as this one first, so that the shards match.
     """
     if not _is_dtensor(tensor):
-        return tensor
+        return cast(Tensor, tensor)
     if like is not None and tensor.placements != like.placements:
         tensor = tensor.redistribute(placements=like.placements)
-    return tensor.to_local()
+    return cast(Tensor, tensor.to_local())
 
 
 def new_like(tensor: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros of the tensor's shape and memory format, sharded as it is sharded."""
+    """Return zeros with the shape, memory format and sharding of a tensor.
+
+    Args:
+        tensor: The tensor.
+        dtype: The type of the zeros.
+        device: The device of the zeros. A shard may live on the host.
+    """
     shard = local(tensor).detach()
     zeros = torch.zeros_like(shard, dtype=dtype, device=device, memory_format=torch.preserve_format)
-    if not _is_dtensor(tensor):
-        return zeros
-    from torch.distributed.tensor import DTensor
-    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
-
-    # Not DTensor.from_local, which would move a shard kept on the host to the mesh's device.
-    meta = TensorMeta(tensor.shape, tensor.stride(), dtype)
-    spec = DTensorSpec(tensor.device_mesh, tensor.placements, tensor_meta=meta)
-    return DTensor(zeros, spec, requires_grad=False)
+    # Not DTensor.from_local, which moves a shard on the host to the mesh's device.
+    return _torch.new_dtensor(zeros, tensor) if _is_dtensor(tensor) else zeros
 
 
-def all_reduce_min(answer: float, tensors: Iterable[Any]) -> float:
-    """The all_reduce_min answer of the processes that share these tensors. Every one of them must call it."""
-    return _agree(answer, list(tensors), min)
+def all_reduce_min(value: float, tensors: Iterable[Any]) -> float:
+    """Return the smallest value over the processes that share these tensors.
+
+    This is a collective operation: every process must call it.
+    """
+    return _all_reduce(value, list(tensors), min)
 
 
 def any_nonzero(tensors: Iterable[Any]) -> bool:
-    """Whether an entry is not zero, in any process that shares these tensors.
+    """Return True if any entry is nonzero in any process that shares these tensors.
 
-    Like :func:`all_finite`, to be called by every process.
+    This is a collective operation: every process must call it.
     """
     tensors = list(tensors)
-    return bool(_agree(any(bool(local(tensor).any()) for tensor in tensors), tensors, max))
+    return bool(_all_reduce(any(bool(local(tensor).any()) for tensor in tensors), tensors, max))
 
 
 def all_finite(tensors: Iterable[Any]) -> bool:
-    """Whether no entry is NaN or infinite, in any process that shares these tensors.
+    """Return True if no entry is NaN or infinite in any process that shares these tensors.
 
-    Every process must call it, whatever it holds: for DTensors it ends in a reduction of one number.
+    This is a collective operation: every process must call it, even one with empty shards. For
+    DTensors it ends in a reduction of one number.
     """
     tensors = list(tensors)
     flags: defaultdict[torch.device, list[Tensor]] = defaultdict(list)
     for tensor in tensors:
         shard = local(tensor).detach()
         if shard.numel():
-            # One pass, no temporary (isfinite().all() takes ten times as long); both carry NaN on.
+            # One pass without a temporary: isfinite().all() takes ten times as long. Both the
+            # minimum and the maximum propagate NaN.
             low, high = torch.aminmax(torch.view_as_real(shard) if shard.is_complex() else shard)
             flags[shard.device].append(torch.isfinite(low) & torch.isfinite(high))
     finite = all(bool(torch.stack(of_device).all()) for of_device in flags.values())
-    return bool(_agree(finite, tensors, min))
+    return bool(_all_reduce(finite, tensors, min))
 
 
-def _agree(answer: float, tensors: list[Any], of: Callable[..., Any]) -> float:
-    """The min or max of the answers of the processes that hold shards of these tensors."""
+def _all_reduce(value: float, tensors: list[Any], reduction: Callable[..., Any]) -> float:
+    """Return the min or max of a value over the processes that hold shards of these tensors."""
     meshes = list(dict.fromkeys(t.device_mesh for t in tensors if _is_dtensor(t)))
     if meshes:
         import torch.distributed as dist
 
-        operation = dist.ReduceOp.MAX if of is max else dist.ReduceOp.MIN
+        operation = dist.ReduceOp.MAX if reduction is max else dist.ReduceOp.MIN
         for mesh in meshes:
-            shared = torch.tensor(float(answer), device=mesh.device_type)
+            shared = torch.tensor(float(value), device=mesh.device_type)
             for group in mesh.get_all_groups():
                 dist.all_reduce(shared, operation, group=group)
-            answer = float(shared)
-    return answer
+            value = float(shared)
+    return value

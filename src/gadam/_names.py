@@ -1,4 +1,4 @@
-"""Names as people type them: forgiving, and with a hint where there is no such name."""
+"""Forgiving lookup of names that users type, with suggestions for misspelled ones."""
 
 from __future__ import annotations
 
@@ -10,26 +10,36 @@ __all__ = ["did_you_mean", "find"]
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:
-    """The nearest of the known words, if one is near."""
+    """Return the known word that is closest to a misspelled one, or None if none is close.
+
+    Args:
+        word: The misspelled word.
+        known: The words to suggest.
+    """
     return next(iter(get_close_matches(word, list(known), n=1)), None)
 
 
 def find(name: str, known: Mapping[str, str]) -> tuple[str | None, str | None]:
-    """What a name stands for, cases and all but letters and digits aside; or else the nearest.
-
-    >>> find("CIFAR-100", {"cifar100": "cifar100"})
-    ('cifar100', None)
-    >>> find("cifar1000", {"cifar100": "cifar100"})
-    (None, 'cifar100')
+    """Look up a name. Only letters and digits count, and case does not.
 
     Args:
-        name: as it was typed
-        known: what each spelling stands for
+        name: The name as the user typed it.
+        known: The canonical name of each accepted spelling.
+
+    Returns:
+        The canonical name, or None if the name is unknown; then the suggestion for an unknown name,
+        or None.
+
+    Example:
+        >>> find("CIFAR-100", {"cifar100": "cifar100"})
+        ('cifar100', None)
+        >>> find("cifar1000", {"cifar100": "cifar100"})
+        (None, 'cifar100')
     """
-    plain = {_letters_and_digits(spelling): meant for spelling, meant in known.items()}
-    asked = _letters_and_digits(name)
-    near = None if asked in plain else did_you_mean(asked, plain)
-    return plain.get(asked), plain[near] if near is not None else None
+    canonical = {_letters_and_digits(spelling): meaning for spelling, meaning in known.items()}
+    typed = _letters_and_digits(name)
+    close = None if typed in canonical else did_you_mean(typed, canonical)
+    return canonical.get(typed), canonical[close] if close is not None else None
 
 
 def _letters_and_digits(text: str) -> str:

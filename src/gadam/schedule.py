@@ -1,17 +1,18 @@
-r"""The paper's learning-rate schedules: as pure functions, and as ``LRScheduler`` s that resume.
+r"""Learning-rate schedules of the paper, as pure functions and as resumable ``LRScheduler`` s.
 
-A function gives the factor of the initial rate at a time :math:`t` (epochs from 0, fractions
-allowed). A scheduler multiplies each parameter group's initial rate by it; its unit of time is
-whatever lies between two calls of its ``step()``. The paper's runs call it once an epoch.
+A function returns the factor of the initial learning rate at a time :math:`t`, counted in epochs
+from 0; fractions are allowed. A scheduler multiplies each parameter group's initial learning rate
+by that factor. Its unit of time is one call of ``step()``; the paper's runs call it once per epoch.
 
->>> [round(linear(t, total=10), 3) for t in (0, 5, 7, 9, 10)]
-[1.0, 1.0, 0.505, 0.01, 0.01]
+Example:
+    >>> [round(linear(t, total=10), 3) for t in (0, 5, 7, 9, 10)]
+    [1.0, 1.0, 0.505, 0.01, 0.01]
 
->>> import torch
->>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
->>> scheduler = LinearForAveraging(optimizer, start=161)
->>> scheduler.get_last_lr()
-[0.1]
+    >>> import torch
+    >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    >>> scheduler = LinearForAveraging(optimizer, start=161)
+    >>> scheduler.get_last_lr()
+    [0.1]
 """
 
 from __future__ import annotations
@@ -38,12 +39,29 @@ __all__ = [
 
 
 def constant(t: float) -> float:
-    """The initial rate throughout: language models, GadamAuto."""
+    """Return 1 at all times, as for language models and GadamAuto.
+
+    Args:
+        t: The time in epochs.
+    """
     return 1.0
 
 
 def linear(t: float, total: float, final: float = 0.01) -> float:
-    """1 until half of ``total``, then linear to ``final`` at nine tenths of it, then ``final``."""
+    r"""Return the factor of the paper's linear schedule.
+
+    .. math::
+        \begin{cases}
+            1 & t/T \le 0.5 \\
+            1 - (1 - r)\,(t/T - 0.5)/0.4 & 0.5 < t/T < 0.9 \\
+            r & t/T \ge 0.9
+        \end{cases}
+
+    Args:
+        t: The time in epochs.
+        total: The budget :math:`T` in epochs.
+        final: The last factor :math:`r`.
+    """
     _check_positive(total=total)
     progress = t / total
     if progress <= 0.5:
@@ -54,52 +72,80 @@ def linear(t: float, total: float, final: float = 0.01) -> float:
 
 
 def linear_for_averaging(t: float, start: float, final: float = 0.5) -> float:
-    """:func:`linear` with the start of averaging in place of the budget: ``final`` from 0.9 · start.
+    r"""Return :func:`linear` with the start of averaging :math:`T_{avg}` in place of the budget.
 
-    The paper prints t/T in the middle branch, with which the rate would jump.
+    The factor reaches ``final`` at :math:`0.9\,T_{avg}` and stays there. The paper prints
+    :math:`t/T` in the middle branch; with it, the learning rate would jump.
+
+    Args:
+        t: The time in epochs.
+        start: The start of averaging :math:`T_{avg}` in epochs.
+        final: The factor while averaging.
     """
     _check_positive(start=start)
     return linear(t, start, final)
 
 
 def step(t: float, milestones: Sequence[float], gamma: float = 0.1) -> float:
-    """``gamma`` to the number of milestones reached."""
+    """Return ``gamma`` to the power of the number of milestones reached.
+
+    Args:
+        t: The time in epochs.
+        milestones: The times in epochs at which to multiply the learning rate by ``gamma``.
+        gamma: The factor per milestone.
+    """
     return gamma ** bisect_right(sorted(milestones), t)
 
 
 def frozen_linear(t: float, total: float, freeze: float, final: float = 0.01) -> float:
-    """:func:`linear` over ``total``, frozen at its value at ``freeze``, where averaging starts."""
+    """Return :func:`linear`, frozen at the value it has when averaging starts.
+
+    Args:
+        t: The time in epochs.
+        total: The budget in epochs.
+        freeze: The time in epochs at which to freeze the factor.
+        final: The last factor of the schedule that is not frozen.
+    """
     return linear(min(t, freeze), total, final)
 
 
 def _check_positive(**values: float) -> None:
     for name, value in values.items():
         if not value > 0:
-            raise ValueError(f"Invalid {name}: {value} (it must be positive)")
+            raise ValueError(f"Invalid {name}: {value}. {name} must be positive.")
 
 
 class _Factor(LRScheduler):
-    """A scheduler from one of the functions above. Its state is plain values, so it resumes."""
+    """A scheduler that applies one of the functions above.
+
+    Its state consists of plain values, so it resumes from a ``state_dict``.
+    """
 
     function: Callable[..., float]
 
     def __init__(self, optimizer: Optimizer, last_epoch: int, **arguments: Any) -> None:
         self.arguments = arguments
-        type(self).function(0, **arguments)  # refuse bad arguments before any training
+        type(self).function(0, **arguments)  # reject bad arguments before training starts
         super().__init__(optimizer, last_epoch)
 
     def get_lr(self) -> list[Any]:
-        """The rates at the present time, in closed form."""
+        """Return the learning rate of each parameter group at the current time."""
         factor = type(self).function(self.last_epoch, **self.arguments)
         return [base_lr * factor for base_lr in self.base_lrs]
 
 
 class Constant(_Factor):
-    """:func:`constant` as a scheduler.
+    """Keep the initial learning rate: :func:`constant` as a scheduler.
 
     Args:
-        optimizer: the optimiser whose rates to set
-        last_epoch: as of torch's schedulers
+        optimizer: The optimizer to schedule.
+        last_epoch: The index of the last epoch, as in torch's schedulers.
+
+    Example:
+        >>> import torch
+        >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+        >>> Constant(optimizer).get_last_lr()
+        [0.1]
     """
 
     function = staticmethod(constant)
@@ -109,13 +155,23 @@ class Constant(_Factor):
 
 
 class Linear(_Factor):
-    """:func:`linear` as a scheduler.
+    """Decay the learning rate linearly: :func:`linear` as a scheduler.
 
     Args:
-        optimizer: the optimiser whose rates to set
-        total: the budget T
-        final: the last factor r
-        last_epoch: as of torch's schedulers
+        optimizer: The optimizer to schedule.
+        total: The budget :math:`T` in calls of ``step()``.
+        final: The last factor :math:`r`.
+        last_epoch: The index of the last epoch, as in torch's schedulers.
+
+    Example:
+        >>> import torch
+        >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+        >>> scheduler = Linear(optimizer, total=10)
+        >>> for _ in range(9):
+        ...     optimizer.step()
+        ...     scheduler.step()
+        >>> scheduler.get_last_lr()
+        [0.001]
     """
 
     function = staticmethod(linear)
@@ -127,13 +183,23 @@ class Linear(_Factor):
 
 
 class LinearForAveraging(_Factor):
-    """:func:`linear_for_averaging` as a scheduler.
+    """Decay until averaging starts: :func:`linear_for_averaging` as a scheduler.
 
     Args:
-        optimizer: the optimiser whose rates to set
-        start: when averaging starts, T_avg
-        final: the factor while averaging
-        last_epoch: as of torch's schedulers
+        optimizer: The optimizer to schedule.
+        start: The start of averaging :math:`T_{avg}` in calls of ``step()``.
+        final: The factor while averaging.
+        last_epoch: The index of the last epoch, as in torch's schedulers.
+
+    Example:
+        >>> import torch
+        >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+        >>> scheduler = LinearForAveraging(optimizer, start=10)
+        >>> for _ in range(9):
+        ...     optimizer.step()
+        ...     scheduler.step()
+        >>> scheduler.get_last_lr()
+        [0.05]
     """
 
     function = staticmethod(linear_for_averaging)
@@ -145,13 +211,19 @@ class LinearForAveraging(_Factor):
 
 
 class Step(_Factor):
-    """:func:`step` as a scheduler.
+    """Multiply the learning rate at milestones: :func:`step` as a scheduler.
 
     Args:
-        optimizer: the optimiser whose rates to set
-        milestones: when to multiply the rate by gamma
-        gamma: that factor
-        last_epoch: as of torch's schedulers
+        optimizer: The optimizer to schedule.
+        milestones: The calls of ``step()`` at which to multiply the learning rate by ``gamma``.
+        gamma: The factor per milestone.
+        last_epoch: The index of the last epoch, as in torch's schedulers.
+
+    Example:
+        >>> import torch
+        >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+        >>> Step(optimizer, milestones=[150, 250]).get_last_lr()
+        [0.1]
     """
 
     function = staticmethod(step)
@@ -167,14 +239,20 @@ class Step(_Factor):
 
 
 class FrozenLinear(_Factor):
-    """:func:`frozen_linear` as a scheduler.
+    """Decay, then freeze when averaging starts: :func:`frozen_linear` as a scheduler.
 
     Args:
-        optimizer: the optimiser whose rates to set
-        total: the budget T
-        freeze: when to freeze the rate
-        final: the last factor r, were it not frozen
-        last_epoch: as of torch's schedulers
+        optimizer: The optimizer to schedule.
+        total: The budget :math:`T` in calls of ``step()``.
+        freeze: The call of ``step()`` at which to freeze the learning rate.
+        final: The last factor :math:`r` of the schedule that is not frozen.
+        last_epoch: The index of the last epoch, as in torch's schedulers.
+
+    Example:
+        >>> import torch
+        >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+        >>> FrozenLinear(optimizer, total=50, freeze=30).get_last_lr()
+        [0.1]
     """
 
     function = staticmethod(frozen_linear)

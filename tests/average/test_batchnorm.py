@@ -191,7 +191,7 @@ def test_max_batches():
 def test_what_cannot_be_run_is_said_in_a_sentence():
     net = Net()
     before = copy.deepcopy(net.state_dict())
-    with pytest.raises(ValueError, match="an iterator that has run out"):
+    with pytest.raises(ValueError, match="an exhausted iterator"):
         gadam.refresh_batchnorm(net, [])
     with pytest.raises(
         TypeError, match=r"takes none of the batch's entries \['pixels'\].*forward="
@@ -243,7 +243,7 @@ def test_a_layer_called_by_keyword():
 
 def test_a_callable_takes_no_further_arguments():
     net = Net()
-    with pytest.raises(ValueError, match="go with batches"):
+    with pytest.raises(ValueError, match="only with an iterable of batches"):
         gadam.refresh_batchnorm(net, lambda: None, max_batches=2)
     gadam.refresh_batchnorm(net, lambda data=torch.randn(5, 4): net(data))  # noqa: B008
     assert net.norm1.num_batches_tracked == 1

@@ -446,7 +446,7 @@ def test_a_state_of_another_trigger_is_refused_and_of_none_accepted():
         return gadam.Gadam(parameters(), average=gadam.Averaging(start=start))
 
     saved = make(gadam.Plateau(2)).state_dict()
-    with pytest.raises(ValueError, match="memory of another trigger"):
+    with pytest.raises(ValueError, match="state of another trigger"):
         make(gadam.NonMonotone(5)).load_state_dict(copy.deepcopy(saved))
     make(None).load_state_dict(copy.deepcopy(saved))
     make(gadam.Plateau(2)).load_state_dict(copy.deepcopy(make(None).state_dict()))

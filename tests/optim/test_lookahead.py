@@ -133,7 +133,7 @@ def test_loads_a_state_dict_of_the_inner_optimiser_alone():
         ({"k": 2.5}, ValueError, "Invalid k: 2.5"),
         ({"alpha": 0.0}, ValueError, "Invalid alpha: 0.0"),
         ({"alpha": 1.5}, ValueError, "Invalid alpha: 1.5"),
-        ({"until_average": True}, ValueError, "needs an optimizer with an average of its own"),
+        ({"until_average": True}, ValueError, "needs an optimizer with a built-in average"),
     ],
 )
 def test_bad_arguments(kwargs, error, sentence):
@@ -146,7 +146,7 @@ def test_bad_arguments(kwargs, error, sentence):
 def test_one_lookahead_is_enough():
     inner = torch.optim.SGD(parameters(), lr=0.1)
     gadam.Lookahead(inner)
-    with pytest.raises(ValueError, match="has a Lookahead around it already"):
+    with pytest.raises(ValueError, match="already has a Lookahead around it"):
         gadam.Lookahead(inner)
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import gadam
 from contract import parameters, train
+from gadam import _torch
 from oracle import ScalarPadam, mean
 
 HYPERPARAMETERS = st.fixed_dictionaries(
@@ -247,9 +248,7 @@ def test_multi_tensor_capturable_branch_equals_the_reference(capturable, monkeyp
 
     The step is a float32 there, as in torch, and so is 1 - 0.999^t: good to 1e-4.
     """
-    import gadam.optim.update as update
-
-    monkeypatch.setattr(update, "_get_capturable_supported_devices", lambda: ["cpu"])
+    monkeypatch.setattr(_torch, "capturable_devices", lambda: ["cpu"])
     for kw in ({}, {"amsgrad": True}, {"form": "paper"}, {"partial": 0.5}):
         reference, loop, multi = (parameters(torch.float64) for _ in range(3))
         train(gadam.Padam(reference, 0.1, weight_decay=0.1, **kw), reference, 6)

@@ -1,4 +1,4 @@
-"""The iterate average: its plan, its triggers, the running thing, and BatchNorm for it."""
+"""Iterate averages: plans, triggers, the running average, and BatchNorm statistics for it."""
 
 from gadam.average.iterate import IterateAverage
 from gadam.average.plan import EMA, Averaging, Mean, NonMonotone, Plateau, Window

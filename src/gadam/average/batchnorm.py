@@ -1,4 +1,4 @@
-"""BatchNorm statistics for weights that no forward pass has seen: those of an average."""
+"""BatchNorm statistics for weights that have not seen a forward pass, such as an average."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
+
+from gadam import _torch
+from gadam._modes import preserved_modes
 
 __all__ = ["Batches", "refresh_batchnorm"]
 
@@ -26,23 +28,35 @@ def refresh_batchnorm(
     max_batches: int | None = None,
     process_group: Any = None,
 ) -> None:
-    """Set every BatchNorm layer's running statistics to the pooled ones of these batches.
+    r"""Recompute the running statistics of every BatchNorm layer from these batches.
 
-    Each batch is normalised by its own statistics on its way through, as in training. The mean and
-    variance of all inputs that a layer has seen are then exact, as if they had come in one batch:
-    a short last batch counts for what it holds, and the variance *between* batches is in. Dropout is
-    off, and each module is back in its own mode afterwards. If anything goes wrong midway, the model
-    is as it was. A layer that no batch reached keeps its statistics.
+    Each layer normalizes a batch with the batch's own statistics, as in training. The layer's
+    running mean and variance become those of all inputs it has seen, exactly as if they had come
+    in one batch. For batches of :math:`n_i` inputs with mean :math:`\mu_i` and biased variance
+    :math:`\sigma_i^2`, :math:`n = \sum_i n_i`,
+
+    .. math::
+        \mu = \tfrac1n \sum_i n_i \mu_i, \qquad
+        \sigma^2 = \tfrac1{n-1} \sum_i n_i \bigl(\sigma_i^2 + (\mu_i - \mu)^2\bigr).
+
+    So a short last batch has its correct weight, and the variance *between* batches is included.
+    Dropout is off during the refresh. Each module gets its own mode back. If the refresh fails,
+    the model is unchanged. A layer that no batch reaches keeps its statistics.
 
     Args:
-        model: its BatchNorm layers are refreshed; a DistributedDataParallel wrapper is looked through
-        batches: tensors, tuples or lists (the first entry is the input), or dicts (the entries that
-            the model's ``forward`` names, as keywords); they are moved to the model's device.
-            Or a callable that runs the forwards itself (given the model, if it takes an argument)
-        forward: runs the model on a batch instead, which it gets as it comes
-        max_batches: look at no more than these
-        process_group: pool over its processes, so that all of them end equal; they may see different
-            numbers of batches. Taken from a DistributedDataParallel or FSDP2 model if not given
+        model: The model whose BatchNorm layers to refresh. Wrappers are looked through.
+        batches: Tensors; tuples or lists that begin with the input; or dicts, of which the entries
+            that the model's ``forward`` names are passed as keywords. They are moved to the model's
+            device. Or a callable that runs the forward passes; it receives the model if it takes an
+            argument.
+        forward: A function of the model and a batch that runs the forward pass instead.
+        max_batches: The maximum number of batches to use.
+        process_group: The processes to pool over, so that all of them end with the same statistics.
+            They may see different numbers of batches. The default is the group of a
+            DistributedDataParallel or FSDP2 model.
+
+    Raises:
+        ValueError: If no batch reaches a BatchNorm layer.
 
     Example:
         >>> import torch, gadam
@@ -51,7 +65,7 @@ def refresh_batchnorm(
     """
     if callable(batches) and (forward is not None or max_batches is not None):
         raise ValueError(
-            "forward= and max_batches= go with batches, not with a callable that runs them"
+            "Pass forward= and max_batches= only with an iterable of batches, not with a callable."
         )
     if not _layers(model):
         return
@@ -59,7 +73,7 @@ def refresh_batchnorm(
         if callable(batches):
             batches(*([inner] if _takes_an_argument(batches) else []))
             return
-        run = forward if forward is not None else _forward_by_kind(inner)
+        run = forward if forward is not None else _default_forward(inner)
         for batch in islice(batches, max_batches):
             run(inner, batch)
 
@@ -74,67 +88,66 @@ def _takes_an_argument(function: Callable[..., object]) -> bool:
 
 @contextmanager
 def _pooled_statistics(model: nn.Module, process_group: Any = None) -> Iterator[nn.Module]:
-    """Pool the inputs of every BatchNorm layer over the forwards inside the block, without gradients.
+    """Pool the inputs of every BatchNorm layer over the forward passes inside the block.
 
-    Yields the model to run, without wrappers: DistributedDataParallel's forward would wait for
-    processes that have fewer batches, and all of them hide what the model's own forward takes.
+    Gradients are off inside. Yields the model without wrappers: DistributedDataParallel's forward
+    would wait for processes that have fewer batches, and every wrapper hides the signature of the
+    model's own forward.
     """
     group = process_group if process_group is not None else _group_of(model)
     inner = _unwrapped(model)
     layers = _layers(inner)
-    modes = [(module, module.training) for module in inner.modules()]
     saved = {layer: [(b, b.clone()) for b in _statistics(layer)] for layer in layers}
     moments = {layer: _Moments(layer) for layer in layers}
 
-    def normalise_by_batch(layer: Any, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
-        # In eval mode a layer normalises by its running statistics: give it this batch's. Unlike
-        # train mode this takes a last batch of one, and leaves no trace of its own.
+    def normalize_by_batch(layer: Any, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
+        # A layer in eval mode normalizes with its running statistics: set them to this batch's.
+        # Unlike train mode, this accepts a last batch of one and leaves no trace.
         mean, var = moments[layer].add(args[0] if args else kwargs["input"])
         layer.running_mean.copy_(mean)
         layer.running_var.copy_(var)
 
-    def restore(layer: _BatchNorm) -> None:
+    def restore(layer: nn.Module) -> None:
         for buffer, value in saved[layer]:
             buffer.copy_(value)
 
     handles = [
-        layer.register_forward_pre_hook(normalise_by_batch, with_kwargs=True) for layer in layers
+        layer.register_forward_pre_hook(normalize_by_batch, with_kwargs=True) for layer in layers
     ]
-    try:
-        # Not eval(), which some modules override to do more than that.
-        for module, _ in modes:
-            module.training = False
-        # Eager: compiled code does not see hooks that came after it.
-        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-            yield inner
-            if not any(_pool(list(moments.values()), group)):
-                raise ValueError(
-                    "no batch reached a BatchNorm layer, so there are no statistics to take over: is "
-                    "the loader empty, or an iterator that has run out?"
-                )
-            for layer, seen in moments.items():
-                seen.write() if seen.count else restore(layer)
-    except BaseException:
-        with torch.no_grad():
-            for layer in layers:
-                restore(layer)
-        raise
-    finally:
-        for handle in handles:
-            handle.remove()
-        for module, training in modes:
-            module.training = training
+    with preserved_modes(inner):
+        try:
+            # Some modules override eval() to do more than this.
+            for module in inner.modules():
+                module.training = False
+            # Compiled code does not run hooks that were registered later.
+            with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+                yield inner
+                if not any(_pool(list(moments.values()), group)):
+                    raise ValueError(
+                        "No batch reached a BatchNorm layer. Check that the loader is not empty "
+                        "and not an exhausted iterator."
+                    )
+                for layer, seen in moments.items():
+                    seen.write() if seen.count else restore(layer)
+        except BaseException:
+            with torch.no_grad():
+                for layer in layers:
+                    restore(layer)
+            raise
+        finally:
+            for handle in handles:
+                handle.remove()
 
 
-def _layers(model: nn.Module) -> list[_BatchNorm]:
+def _layers(model: nn.Module) -> list[nn.Module]:
     return [
         module
         for module in model.modules()
-        if isinstance(module, _BatchNorm) and module.running_mean is not None
+        if isinstance(module, _torch.BATCHNORM_TYPES) and module.running_mean is not None
     ]
 
 
-def _statistics(layer: _BatchNorm) -> list[Tensor]:
+def _statistics(layer: Any) -> list[Tensor]:
     buffers = (layer.running_mean, layer.running_var, layer.num_batches_tracked)
     return [buffer for buffer in buffers if buffer is not None]
 
@@ -155,7 +168,7 @@ class _Moments:
         self.deviations = torch.zeros_like(self.mean)
 
     def add(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Take a batch in; gives its own mean and (biased) variance."""
+        """Add a batch. Returns the mean and the biased variance of the batch alone."""
         inputs = inputs.detach()
         inputs = inputs if inputs.dtype == torch.float64 else inputs.float()
         dims = [d for d in range(inputs.dim()) if d != 1]
@@ -176,14 +189,17 @@ class _Moments:
     def write(self) -> None:
         layer = self.layer
         layer.running_mean.copy_(self.mean)
-        # The running variance is the unbiased one, as BatchNorm's own.
+        # BatchNorm's running variance is the unbiased one.
         layer.running_var.copy_(self.deviations / (self.count - 1).clamp(min=1))
         if layer.num_batches_tracked is not None:
             layer.num_batches_tracked.fill_(self.batches)
 
 
 def _pool(moments: list[_Moments], group: Any) -> list[bool]:
-    """Merge the processes' moments, in the same order everywhere; gives which layers saw any."""
+    """Merge the moments of all processes, in the same order everywhere.
+
+    Returns, for each layer, whether any batch reached it.
+    """
     if group is not None:
         import torch.distributed as dist
 
@@ -200,9 +216,8 @@ def _pool(moments: list[_Moments], group: Any) -> list[bool]:
         for flat in gathered:
             for m in moments:
                 size = m.mean.numel()
-                (count, batches, mean, deviations), flat = (
-                    flat[: 2 + 2 * size].split([1, 1, size, size]),
-                    flat[2 + 2 * size :],
+                count, batches, mean, deviations, flat = torch.split(
+                    flat, [1, 1, size, size, flat.numel() - 2 - 2 * size]
                 )
                 if count:
                     m.merge(count[0], mean, deviations)
@@ -214,7 +229,7 @@ def _unwrapped(model: nn.Module) -> nn.Module:
     while True:
         if isinstance(model, (DistributedDataParallel, nn.DataParallel)):
             model = model.module
-        elif isinstance(compiled := getattr(model, "_orig_mod", None), nn.Module):
+        elif (compiled := _torch.unwrap_compiled(model)) is not None:
             model = compiled
         else:
             return model
@@ -231,13 +246,13 @@ def _group_of(model: nn.Module) -> Any:
     return None
 
 
-def _forward_by_kind(model: nn.Module) -> Callable[[nn.Module, Any], object]:
-    place = next((t.device for t in (*model.parameters(), *model.buffers())), None)
+def _default_forward(model: nn.Module) -> Callable[[nn.Module, Any], object]:
+    device = next((t.device for t in (*model.parameters(), *model.buffers())), None)
     accepted = inspect.signature(model.forward).parameters
 
     def to_device(batch: Any) -> Any:
         if isinstance(batch, Tensor):
-            return batch.to(place)
+            return batch.to(device)
         if isinstance(batch, Mapping):
             return {key: to_device(value) for key, value in batch.items()}
         return batch
@@ -248,16 +263,16 @@ def _forward_by_kind(model: nn.Module) -> Callable[[nn.Module, Any], object]:
             keywords = {k: v for k, v in batch.items() if takes_all or k in accepted}
             if not keywords:
                 raise TypeError(
-                    f"the model's forward takes none of the batch's entries {sorted(batch)}: say how "
-                    "to run a batch, with forward=lambda model, batch: …"
+                    f"The model's forward takes none of the batch's entries {sorted(batch)}. Pass "
+                    "forward=lambda model, batch: … to run a batch."
                 )
             return model(**to_device(keywords))
         if isinstance(batch, (tuple, list)):
             batch = batch[0]
         if not isinstance(batch, Tensor):
             raise TypeError(
-                "a batch is a tensor, a dict, or a tuple or list that begins with a tensor, not "
-                f"{type(batch).__name__}: say how to run it, with forward=lambda model, batch: …"
+                "A batch must be a tensor, a dict, or a tuple or list that begins with a tensor, "
+                f"not {type(batch).__name__}. Pass forward=lambda model, batch: … to run a batch."
             )
         return model(to_device(batch))
 

@@ -1,4 +1,4 @@
-"""The running average of an optimiser's iterates."""
+"""The running average of an optimizer's iterates."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from gadam import _torch
 from gadam._dtensor import all_finite, any_nonzero, local, new_like
 from gadam.average.plan import Averaging, Trigger
 from gadam.average.progress import Phase, Progress
@@ -24,14 +25,26 @@ __all__ = ["IterateAverage", "is_dry_run", "is_slot"]
 
 
 class IterateAverage:
-    """Averages the iterates of any torch optimiser. On SGD it is SWA; it is ``Gadam.average``.
+    r"""Average the iterates of any torch optimizer.
 
-    It listens to the optimiser's steps and keeps its own copy of the average: the optimiser and the
-    model are not changed, except inside :meth:`applied` and by :meth:`copy_to`.
+    On SGD this is SWA. ``Gadam.average`` is an average of this kind, stored in the optimizer. With
+    the weights :math:`\theta_{t_1}, \theta_{t_2}, \dots` that the plan samples, and the weight
+    :math:`w_n` of its weighting (:math:`1/n` for the plain mean),
+
+    .. math::
+        \bar\theta_n = \bar\theta_{n-1} + w_n (\theta_{t_n} - \bar\theta_{n-1}).
+
+    The average hooks into the optimizer's steps and stores a copy of its own. The optimizer and the
+    model do not change, except inside :meth:`applied` and by :meth:`copy_to`.
 
     Args:
-        optimizer: the optimiser whose iterates to average
-        averaging: the plan; None is ``Averaging()``, which waits for :meth:`begin` or :meth:`update`
+        optimizer: The optimizer whose iterates to average.
+        averaging: The plan. None means ``Averaging()``, which waits for :meth:`begin` or
+            :meth:`update`.
+
+    Attributes:
+        optimizer: The optimizer.
+        averaging: The plan.
 
     Example:
         >>> import torch, gadam
@@ -46,30 +59,33 @@ class IterateAverage:
         3
         >>> with swa.applied(model):
         ...     loss = model(torch.randn(8, 4)).square().mean()
+
+    Reference: Izmailov et al., *Averaging Weights Leads to Wider Optima and Better Generalization*
+    (arXiv 1803.05407).
     """
 
     def __init__(self, optimizer: Optimizer, averaging: Averaging | None = None) -> None:
         if not isinstance(optimizer, Optimizer):
             raise TypeError(
-                f"IterateAverage needs a torch optimizer, not {type(optimizer).__name__}"
+                f"IterateAverage needs a torch optimizer, not {type(optimizer).__name__}."
             )
         self.optimizer = optimizer
         self.averaging = averaging if averaging is not None else Averaging()
         if not isinstance(self.averaging, Averaging):
-            raise TypeError(f"averaging must be a gadam.Averaging, not {averaging!r}")
-        self._raw: dict[Tensor, Tensor] = {}  # parameters and buffers, while applied
+            raise TypeError(f"averaging must be a gadam.Averaging, got {averaging!r}.")
+        self._raw: dict[Tensor, Tensor] = {}  # raw parameters and buffers while applied
         self._warned = False
-        self._allocated: tuple[list[bool], int] = ([], 0)  # for whom, in a state of what size
+        self._allocated: tuple[list[bool], int] = ([], 0)  # who was trainable; size of the state
         self._with_buffers: list[Tensor] | None = None
         self._open_store()
         self._attach()
 
-    # ---------------------------------------------------------------- where the state is kept
+    # ------------------------------------------------------------------------------------ storage
 
     def _open_store(self) -> None:
         self._own_progress = self._initial_progress()
         self._own_state: defaultdict[Tensor, dict[str, Tensor]] = defaultdict(dict)
-        # At once, not with the first step: a distributed checkpoint restores only what is there.
+        # Allocate now, not at the first step: a distributed checkpoint restores only existing keys.
         if self.averaging.start is not None:
             self._allocate()
 
@@ -90,7 +106,7 @@ class IterateAverage:
         return self._own_state
 
     def _slots(self) -> list[str]:
-        """Names of the buffers that a parameter has: one, or the ring of a sliding window."""
+        """Return the names of a parameter's buffers: one, or the ring of a sliding window."""
         copies = self.averaging.weighting.copies
         return ["average"] if copies == 1 else [f"average_{i}" for i in range(copies)]
 
@@ -98,7 +114,7 @@ class IterateAverage:
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
     def _averaged(self) -> list[Tensor]:
-        """The parameters that have buffers: all that have been open to training."""
+        """Return the parameters that have buffers: all that have ever been trainable."""
         if self._with_buffers is None:
             state, first = self._state, self._slots()[0]
             self._with_buffers = [p for p in self._params() if p in state and first in state[p]]
@@ -107,7 +123,7 @@ class IterateAverage:
     @torch.inference_mode(False)
     @torch.no_grad()
     def _allocate(self) -> None:
-        """Give a buffer to each parameter that is open to training and has none."""
+        """Allocate buffers for the trainable parameters that have none."""
         params = self._params()
         trainable = [p.requires_grad for p in params]
         if (trainable, len(self._state)) == self._allocated:
@@ -118,14 +134,15 @@ class IterateAverage:
                 continue
             for name in names:
                 buffer = new_like(p, self.averaging.dtype_for(p), self.averaging.device_for(p))
-                # Frozen, or in no group, until now: the mean of what it has been is what it is.
+                # The parameter was frozen, or in no group, while the samples so far were taken: it
+                # was constant, so its mean is its value.
                 if count:
                     local(buffer).copy_(local(p))
                 state[p][name] = buffer
         self._allocated = (trainable, len(state))
         self._with_buffers = None
 
-    # ------------------------------------------------------------------------------- stepping
+    # ----------------------------------------------------------------------------------- stepping
 
     def _attach(self) -> None:
         self._handles = [
@@ -134,32 +151,29 @@ class IterateAverage:
         ]
 
     def remove(self) -> None:
-        """Stop listening to the optimiser. What has been averaged stays."""
+        """Detach from the optimizer. The average keeps its samples."""
         for handle in self._handles:
             handle.remove()
 
     @property
     def _applied(self) -> IterateAverage | None:
-        """Whose averaged weights are in the parameters: this average's, or another's of the same
-        optimiser.
-        """
+        """The average that is applied: this one, or another one of the same optimizer."""
         return self.optimizer.__dict__.get("_applied_average")
 
-    @torch._disable_dynamo
+    @_torch.disable_dynamo
     def _before_step(self, *_: object) -> None:
         if self._applied is not None:
             raise RuntimeError(
-                "step() was called while the averaged weights are applied: leave the "
-                "`with average.applied():` block first"
+                "step() was called while the averaged weights are applied. Leave the "
+                "`with average.applied():` block first."
             )
-        # Last of the hooks, so that the sample is what they leave: a projection, a pruning mask.
-        hooks = self.optimizer._optimizer_step_post_hooks
-        hooks.move_to_end(self._handles[1].id)  # type: ignore[attr-defined]
+        # Run last, so that the sample includes what other hooks do: a projection, a pruning mask.
+        _torch.optimizer_hooks(self.optimizer, "step_post").move_to_end(self._handles[1].id)
         progress = self._progress
         if self.averaging.start is not None or progress.phase != "waiting" or progress.count:
             self._allocate()
 
-    @torch._disable_dynamo
+    @_torch.disable_dynamo
     def _after_step(self, *_: object) -> None:
         progress = self._progress
         if progress.steps == 0 and is_dry_run(self.optimizer):
@@ -171,7 +185,7 @@ class IterateAverage:
             phase, begun = "averaging", first_step
         every = self.averaging.every
         due = phase == "averaging" and every is not None and (step - begun) % every == 0
-        # GradScaler steps an optimiser that handles scaling itself even where it found an inf.
+        # If the optimizer handles scaling, GradScaler calls step() even after it found an inf.
         found_inf = getattr(self.optimizer, "found_inf", None)
         if found_inf is not None and bool(found_inf):
             if due:
@@ -185,7 +199,7 @@ class IterateAverage:
         self._sample()
 
     def flush(self) -> None:
-        """Take in what is pending: here nothing ever is."""
+        """Take the pending sample, if there is one. Only a built-in average defers samples."""
 
     @torch.no_grad()
     def _sample(self, known_finite: bool = False) -> bool:
@@ -209,39 +223,42 @@ class IterateAverage:
             averages.append(average)
             samples.append(sample.to(average.device, average.dtype))
         if averages:
-            torch._foreach_lerp_(averages, samples, weight)
+            _torch.foreach_lerp_(averages, samples, weight)
         self._progress = replace(progress, count=count)
         return True
 
     def _value(self, p: Tensor) -> Tensor:
-        """This process's shard of the parameter's average, in the average's type and place."""
+        """Return this process's shard of a parameter's average, in the average's own type."""
         buffers = [local(self._state[p][name]) for name in self._slots()]
         if len(buffers) == 1:
             return buffers[0]
         filled = buffers[: self._progress.count]
-        return torch.stack(filled).mean(0)  # of one parameter at a time
+        return torch.stack(filled).mean(0)  # one parameter at a time
 
-    # ------------------------------------------------------------------------------ controlling
+    # ------------------------------------------------------------------------------------ control
 
     @property
     def count(self) -> int:
-        """How many samples have been taken (a window holds the last of them)."""
+        """The number of samples taken. A window holds only the last of them."""
         self.flush()
         return self._progress.count
 
     @property
     def skipped(self) -> int:
-        """How many samples were due but not finite, and did not enter."""
+        """The number of samples that were due but not finite. They did not enter the average."""
         return self._progress.skipped
 
     @property
     def phase(self) -> Phase:
-        """``"waiting"`` for its start, ``"averaging"``, or ``"finished"`` by its trigger."""
+        """``"waiting"`` for the start, ``"averaging"``, or ``"finished"`` by the trigger."""
         return self._progress.phase
 
     @property
     def _begun_by_this_step(self) -> bool:
-        """For a step hook that runs before this average's: do samples start here, or earlier?"""
+        """Whether sampling starts at this step or earlier.
+
+        For step hooks that run before this average's own hook.
+        """
         first_step = self.averaging.first_step
         return (
             self.phase != "waiting"
@@ -250,9 +267,9 @@ class IterateAverage:
         )
 
     def begin(self) -> None:
-        """Sample from the next step on: a waiting average begins, a finished one goes on.
+        """Start sampling at the next step. A finished average resumes.
 
-        No effect while averaging.
+        This has no effect while averaging.
         """
         if self.phase != "averaging":
             progress = self._progress
@@ -264,15 +281,18 @@ class IterateAverage:
             )
 
     def update(self) -> bool:
-        """Sample the weights as they are now, for loops that average once an epoch.
+        """Sample the current weights, for loops that average once per epoch.
 
-        It neither waits for the plan's start nor switches automatic sampling on. Returns whether the sample entered: one that is not
-        finite does not (it is counted in :attr:`skipped`), nor does any once :attr:`phase` is
-        ``"finished"``.
+        This neither waits for the plan's start nor turns automatic sampling on.
+
+        Returns:
+            True if the sample entered the average. A sample that is not finite does not enter and
+            counts in :attr:`skipped`. No sample enters once :attr:`phase` is ``"finished"``.
         """
         if self._applied is not None:
             raise RuntimeError(
-                "update() was called while the averaged weights are applied: they are no iterate"
+                "update() was called while the averaged weights are applied. Leave the "
+                "`with average.applied():` block first."
             )
         if self.phase == "finished":
             return False
@@ -281,10 +301,16 @@ class IterateAverage:
         return self._sample()
 
     def observe(self, metric: float) -> bool:
-        """Tell the plan's trigger a validation metric, once an epoch, taken inside :meth:`applied`.
+        """Pass a validation metric to the plan's trigger, once per epoch.
 
-        Returns True once training should stop. A plan without a trigger never says so. Under
-        distributed training every process must pass the same number.
+        Measure the metric inside :meth:`applied`. In distributed training, every process must pass
+        the same number.
+
+        Args:
+            metric: The validation metric.
+
+        Returns:
+            True once training should stop. A plan without a trigger never stops training.
         """
         progress = self._progress
         trigger = self.averaging.start
@@ -298,46 +324,60 @@ class IterateAverage:
                 self._progress = replace(self._progress, phase="finished")
         return self.phase == "finished"
 
-    # ------------------------------------------------------------------------------------ using
+    # ----------------------------------------------------------------------------------- swapping
 
     @contextmanager
     def applied(
         self, model: nn.Module | None = None, batchnorm: Batches | None = None
     ) -> Iterator[None]:
-        """The averaged weights inside the block; on leaving it, however, the raw ones bit for bit.
+        """Swap the averaged weights in for the block, and restore the raw weights bit for bit.
 
-        With no sample yet it is the raw weights (said once in a warning, unless a trigger is to find
-        the start). It costs one copy of the parameters while it lasts. The optimiser's ``state_dict()`` is the
-        same inside as outside; the *model's* holds the averaged weights inside, see
+        The raw weights come back even if the block raises. Without a sample, the weights inside
+        are the raw ones; a warning says so once, unless a trigger is to find the start. The swap
+        costs one copy of the parameters. The optimizer's ``state_dict()`` is the same inside and
+        outside. The *model's* ``state_dict()`` holds the averaged weights inside; see
         :meth:`raw_state_dict`.
 
         Args:
-            model: the model that holds the parameters; its buffers are restored too. Needed for
-                ``batchnorm``, and under FSDP2
-            batchnorm: refresh the BatchNorm statistics at the averaged weights, by
-                :func:`gadam.refresh_batchnorm`: an iterable of batches, or a callable that runs
-                forwards (it is given the model if it takes an argument)
+            model: The model that holds the parameters. Its buffers are restored too. Required for
+                ``batchnorm`` and for FSDP2.
+            batchnorm: Data to recompute the BatchNorm statistics for the averaged weights with, as
+                in :func:`gadam.refresh_batchnorm`: an iterable of batches, or a callable that runs
+                forward passes and receives the model if it takes an argument.
+
+        Example:
+            >>> import torch, gadam
+            >>> model = torch.nn.Linear(4, 1)
+            >>> optimizer = gadam.Gadam(model.parameters(), average=gadam.Averaging(start=1))
+            >>> model(torch.randn(8, 4)).square().mean().backward()
+            >>> optimizer.step()
+            >>> with optimizer.average.applied(model):
+            ...     loss = model(torch.randn(8, 4)).square().mean()
         """
         self._warn_if_empty(stacklevel=4)
         with self._swapped(model, batchnorm):
             yield
 
     def copy_to(self, model: nn.Module | None = None, batchnorm: Batches | None = None) -> None:
-        """Make the averaged weights (and refreshed BatchNorm statistics) the model's own, for good.
+        """Overwrite the model's weights with the averaged ones, permanently.
 
-        The arguments are those of :meth:`applied`. If the refresh fails, nothing has changed.
+        If the BatchNorm refresh fails, nothing changes.
+
+        Args:
+            model: The model, as in :meth:`applied`.
+            batchnorm: Data for the BatchNorm statistics, as in :meth:`applied`.
         """
         self._warn_if_empty(stacklevel=3)
         with self._swapped(model, batchnorm) as keep:
             keep()
 
     def _warn_if_empty(self, stacklevel: int) -> None:
-        # A trigger's metric is to be taken inside applied() from the first epoch on.
+        # A trigger's metric is measured inside applied() from the first epoch on.
         triggered = isinstance(self.averaging.start, Trigger)
         if not self.count and not triggered and not self._warned:
             self._warned = True
             warnings.warn(
-                "the average has no sample yet: the raw weights stand in for it",
+                "The average has no sample yet. The raw weights are used instead.",
                 stacklevel=stacklevel,
             )
 
@@ -346,10 +386,10 @@ class IterateAverage:
         self, model: nn.Module | None, batchnorm: Batches | None
     ) -> Iterator[Callable[[], None]]:
         if self._applied is not None:
-            raise RuntimeError("averaged weights are already applied: applied() does not nest")
+            raise RuntimeError("Averaged weights are already applied. applied() does not nest.")
         if batchnorm is not None and model is None:
-            raise ValueError("batchnorm needs the model whose statistics to refresh: pass model=")
-        # What another average of this optimiser holds back must not see these weights.
+            raise ValueError("batchnorm= needs the model to refresh: pass model=.")
+        # A pending sample of the optimizer's built-in average must not see these weights.
         own = getattr(self.optimizer, "average", None)
         if isinstance(own, IterateAverage):
             own.flush()
@@ -370,7 +410,7 @@ class IterateAverage:
                     self._raw[p] = local(p).detach().clone()
                     local(p).copy_(self._value(p))
             if batchnorm is not None and model is not None:
-                from gadam.average.batchnorm import refresh_batchnorm  # not everybody wants it
+                from gadam.average.batchnorm import refresh_batchnorm  # optional
 
                 refresh_batchnorm(model, batchnorm)
             yield keep
@@ -386,34 +426,41 @@ class IterateAverage:
             del self.optimizer.__dict__["_applied_average"]
 
     def model_state_dict(self, model: nn.Module) -> dict[str, Any]:
-        """The state dict of the averaged model, on its own memory; the model is not touched.
+        """Return a copy of the model's state dict with the averaged weights.
 
-        Its BatchNorm statistics are those of the raw weights: for fresh ones save
-        ``model.state_dict()`` inside :meth:`applied` with ``batchnorm=``.
+        The model does not change. The BatchNorm statistics are those of the raw weights. To save
+        fresh ones, call ``model.state_dict()`` inside :meth:`applied` with ``batchnorm=``.
+
+        Args:
+            model: The model that holds the parameters.
         """
         averaged = set(self._averaged()) & set(model.parameters()) if self.count else set()
         if self.count and not averaged:
-            raise ValueError("none of the averaged parameters is this model's")
+            raise ValueError("None of the averaged parameters belongs to this model.")
         state_dict = model.state_dict(keep_vars=True)
         missing = averaged - {value for value in state_dict.values() if isinstance(value, Tensor)}
         if missing:
             raise RuntimeError(
-                f"{len(missing)} averaged parameters are not in the model's state_dict(), which hands "
-                "out copies or leaves them out: take it inside applied() instead"
+                f"The model's state_dict() copies or omits {len(missing)} averaged parameters. "
+                "Call model.state_dict() inside applied() instead."
             )
         return _copied(state_dict, {p: self._value(p) for p in averaged})
 
     def raw_state_dict(self, model: nn.Module) -> dict[str, Any]:
-        """The state dict of the raw model, on its own memory, even inside :meth:`applied`.
+        """Return a copy of the model's state dict with the raw weights.
 
-        For code that writes checkpoints and cannot know whether the averaged weights are applied.
+        The weights are the raw ones even inside :meth:`applied`. Use this to write checkpoints in
+        code that cannot know if the average is applied.
+
+        Args:
+            model: The model that holds the parameters.
         """
         return _copied(model.state_dict(keep_vars=True), self._raw)
 
-    # ------------------------------------------------------------------------- saving, restoring
+    # ------------------------------------------------------------------------ saving and restoring
 
     def state_dict(self) -> dict[str, Any]:
-        """The average and how far it has come, as tensors."""
+        """Return the average and its progress as tensors."""
         self.flush()
         index = {p: i for i, p in enumerate(self._params())}
         return {
@@ -425,34 +472,44 @@ class IterateAverage:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` gave, in the plan's own dtype and device."""
+        """Restore the average, in the plan's own dtype and on the plan's own device.
+
+        Args:
+            state_dict: The result of :meth:`state_dict`.
+
+        Raises:
+            ValueError: If the state is damaged or does not match the optimizer and the plan. The
+                average does not change then.
+        """
         try:
             progress, state = (
-                self._fit(Progress.unpack(state_dict["progress"])),
+                self._match_trigger(Progress.unpack(state_dict["progress"])),
                 state_dict["state"],
             )
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise ValueError(
-                "this is not the state of an iterate average: it needs the entries 'progress' and "
-                f"'state' that state_dict() gives ({type(error).__name__}: {error})"
+                "This is not the state of an iterate average. Pass the result of state_dict(), "
+                f"with the entries 'progress' and 'state' ({type(error).__name__}: {error})."
             ) from error
         params = self._params()
         unknown = [i for i in state if int(i) not in range(len(params))]
         if unknown:
             raise ValueError(
-                f"the saved average has a parameter {unknown[0]}, the optimizer only {len(params)}"
+                f"The saved average has a parameter {unknown[0]}, but the optimizer has only "
+                f"{len(params)}."
             )
         saved = {params[int(i)]: buffers for i, buffers in state.items()}
         self._install(progress, self._prepare(progress, saved), bool(saved))
 
-    def _fit(self, progress: Progress) -> Progress:
-        """The saved progress under the present plan, whose trigger may be a new one, or none."""
-        blank = self._initial_progress().memory
-        if not progress.memory or not blank:
-            return replace(progress, memory=blank)
-        if len(progress.memory) != len(blank):
+    def _match_trigger(self, progress: Progress) -> Progress:
+        """Return the saved progress for the current plan, which may have a new trigger or none."""
+        initial = self._initial_progress().memory
+        if not progress.memory or not initial:
+            return replace(progress, memory=initial)
+        if len(progress.memory) != len(initial):
             raise ValueError(
-                f"the saved average has the memory of another trigger than {self.averaging.start!r}"
+                "The saved average has the state of another trigger than "
+                f"{self.averaging.start!r}. Use the plan that the average was saved with."
             )
         return progress
 
@@ -460,7 +517,7 @@ class IterateAverage:
     def _prepare(
         self, progress: Progress, saved: dict[Tensor, dict[str, Tensor]]
     ) -> dict[Tensor, dict[str, Tensor]]:
-        """The saved buffers on fresh memory, in the plan's dtype and device. Changes nothing yet."""
+        """Copy the saved buffers, in the plan's dtype and on its device. Installs nothing yet."""
         if not progress.count:
             return {}
         prepared: dict[Tensor, dict[str, Tensor]] = {}
@@ -471,23 +528,24 @@ class IterateAverage:
             for name in self._slots():
                 if name not in buffers:
                     raise ValueError(
-                        f"the saved average has no buffer {name!r}, which the weighting "
-                        f"{self.averaging.weighting} needs: was it saved with another one?"
+                        f"The saved average has no buffer {name!r}, which the weighting "
+                        f"{self.averaging.weighting} needs. Use the weighting that the average "
+                        "was saved with."
                     )
                 if buffers[name].shape != p.shape:
                     raise ValueError(
-                        f"the saved average has shape {tuple(buffers[name].shape)} where the "
-                        f"parameter has {tuple(p.shape)}"
+                        f"The saved average has shape {tuple(buffers[name].shape)}, but the "
+                        f"parameter has {tuple(p.shape)}."
                     )
                 buffer = new_like(p, self.averaging.dtype_for(p), self.averaging.device_for(p))
                 local(buffer).copy_(local(buffers[name], like=p))
                 prepared[p][name] = buffer
         if not prepared:
             raise ValueError(
-                f"the checkpoint tells of an average of {progress.count} samples but their mean was "
-                "not restored: a distributed checkpoint restores only what the new optimizer already "
-                "has, so give it the plan (average=Averaging(start=…)) or call average.begin() before "
-                "loading"
+                f"The checkpoint counts {progress.count} samples, but their mean was not "
+                "restored. A distributed checkpoint restores only the keys that the new optimizer "
+                "already has: pass the plan (average=Averaging(start=…)) or call average.begin() "
+                "before loading."
             )
         return prepared
 
@@ -502,19 +560,19 @@ class IterateAverage:
         self._progress = progress
         self._allocated = ([], 0)
         self._with_buffers = None
-        # Room that was there is there again. Values wait for the next step: the weights may not have
-        # been loaded yet.
+        # Recreate buffers that existed. Values wait for the next step, because the weights may not
+        # be loaded yet.
         if allocate and not progress.count:
             self._allocate()
 
     def __getstate__(self) -> dict[str, Any]:
         if self._applied is not None:
-            raise RuntimeError("an average cannot be copied or pickled while it is applied")
+            raise RuntimeError("An average cannot be copied or pickled while it is applied.")
         return {name: value for name, value in self.__dict__.items() if name != "_handles"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._attach()  # a copied optimizer comes without hooks
+        self._attach()  # a copied optimizer has no hooks
 
     def __repr__(self) -> str:
         return (
@@ -524,8 +582,8 @@ class IterateAverage:
 
 
 def _copied(state_dict: dict[str, Any], values: dict[Tensor, Tensor]) -> dict[str, Any]:
-    """The state dict on memory of its own, with these values in place of some of its tensors."""
-    copies: dict[Tensor, Tensor] = {}  # a tensor under two names stays one
+    """Copy a state dict's tensors, with these values in place of some of them."""
+    copies: dict[Tensor, Tensor] = {}  # a tensor with two names stays one tensor
     for name, tensor in state_dict.items():
         if not isinstance(tensor, Tensor):
             continue
@@ -538,14 +596,14 @@ def _copied(state_dict: dict[str, Any], values: dict[Tensor, Tensor]) -> dict[st
 
 
 def is_slot(name: object) -> bool:
-    """Whether this is the name of a buffer of an average."""
+    """Return True if this is the name of an average's buffer."""
     return str(name).partition("_")[0] == "average"
 
 
 def is_dry_run(optimizer: Optimizer) -> bool:
-    """Whether this was no step of training: lr = 0 and zero gradients.
+    """Return True if the last step was not training: lr = 0 and all gradients zero.
 
-    It is how torch.distributed.checkpoint makes an optimiser create its state.
+    torch.distributed.checkpoint runs such a step to make an optimizer create its state.
     """
     groups = optimizer.param_groups
     if any("lr" not in group or bool(group["lr"] != 0) for group in groups):
@@ -555,11 +613,11 @@ def is_dry_run(optimizer: Optimizer) -> bool:
 
 
 class _Buffers:
-    """A model's buffers as they are now, those that are None included."""
+    """A snapshot of a model's buffers, those that are None included."""
 
     def __init__(self, model: nn.Module | None) -> None:
         modules = list(model.modules()) if model is not None else []
-        self.tables = [(module._buffers, dict(module._buffers)) for module in modules]
+        self.tables = [(module, _torch.buffer_table(module)) for module in modules]
         self.values = {
             buffer: local(buffer).detach().clone()
             for _, table in self.tables
@@ -570,15 +628,14 @@ class _Buffers:
     def restore(self) -> None:
         for buffer, value in self.values.items():
             local(buffer).copy_(value)
-        for present, table in self.tables:
-            present.clear()
-            present.update(table)
+        for module, table in self.tables:
+            _torch.restore_buffer_table(module, table)
 
 
 def _reshard(model: nn.Module | None) -> None:
-    """Let FSDP2 forget gathered parameters.
+    """Make FSDP2 free its gathered parameters.
 
-    It keeps the root's after a forward without backward, and the next forward would not see that the
+    It keeps the root's after a forward without a backward. The next forward would not see that the
     shards have changed.
     """
     for module in model.modules() if model is not None else ():

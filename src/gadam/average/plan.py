@@ -1,6 +1,6 @@
-"""The plan of an average: which iterates enter it, and with what weight.
+"""Averaging plans: which iterates enter the average, and with what weight.
 
-Everything here is a small frozen value. What runs is :class:`gadam.IterateAverage`.
+Everything here is a small frozen value. :class:`gadam.IterateAverage` carries a plan out.
 """
 
 from __future__ import annotations
@@ -15,28 +15,56 @@ import torch
 __all__ = ["EMA", "Averaging", "Mean", "NonMonotone", "Plateau", "Trigger", "Window"]
 
 
-# ------------------------------------------------------------------------------------- weighting
+# ------------------------------------------------------------------------------------ weightings
 
 
 @dataclass(frozen=True)
 class Mean:
-    """The plain arithmetic mean of the samples: the paper's iterate averaging, and the default."""
+    r"""Weight all samples equally: the paper's iterate averaging, and the default.
 
-    copies: ClassVar[int] = 1  # of the weights that are kept
+    .. math::
+        \bar\theta_n = \bar\theta_{n-1} + \tfrac1n (\theta_n - \bar\theta_{n-1})
+
+    Attributes:
+        copies: The number of copies of the weights that the average stores.
+
+    Example:
+        >>> import gadam
+        >>> gadam.Averaging(start=100, weighting=gadam.Mean()).weighting.weight(4)
+        0.25
+    """
+
+    copies: ClassVar[int] = 1
 
     def weight(self, count: int) -> float:
-        """The weight of the newest of ``count`` samples; the rest keep their proportions."""
+        """Return the weight of the last of ``count`` samples; the others keep their proportions.
+
+        Args:
+            count: The number of samples, the new one included.
+        """
         return 1 / count
 
 
 @dataclass(frozen=True)
 class EMA:
-    r"""Exponential moving average, debiased: sample i of n weighs :math:`\rho^{n-i}`, over their sum.
+    r"""Weight samples exponentially, without bias toward the start.
 
-    Unlike the usual EMA it owes nothing to where it was started: after one sample it is that sample.
+    Sample :math:`i` of :math:`n` has the weight :math:`\rho^{n-i} / \sum_j \rho^{n-j}`. The common
+    EMA gives its initial value the weight :math:`\rho^n`. This one does not have an initial value:
+    after one sample, the average is that sample.
 
     Args:
-        decay: :math:`\rho` in (0, 1), per sample (not per step, where ``every`` is not 1)
+        decay: The decay :math:`\rho` in (0, 1), per sample. A sample is not a step unless the plan
+            has ``every=1``.
+
+    Attributes:
+        copies: The number of copies of the weights that the average stores.
+
+    Example:
+        >>> import gadam
+        >>> plan = gadam.Averaging(start=1, weighting=gadam.EMA(0.999))
+        >>> plan.weighting.weight(1)
+        1.0
     """
 
     decay: float = 0.999
@@ -44,30 +72,58 @@ class EMA:
 
     def __post_init__(self) -> None:
         if not 0.0 < self.decay < 1.0:
-            raise ValueError(f"Invalid decay: {self.decay} (it must lie in (0, 1))")
+            raise ValueError(f"Invalid decay: {self.decay}. decay must be in (0, 1).")
 
     def weight(self, count: int) -> float:
-        # (1 - ρ) / (1 - ρ^n), without the cancellation as ρ → 1
+        """Return the weight of the last of ``count`` samples; the others keep their proportions.
+
+        Args:
+            count: The number of samples, the new one included.
+        """
+        # (1 - ρ) / (1 - ρ^n), without cancellation as ρ → 1
         log_decay = math.log(self.decay)
         return math.expm1(log_decay) / math.expm1(count * log_decay)
 
 
 @dataclass(frozen=True)
 class Window:
-    """The plain mean of the last ``size`` samples (LAWA). Keeps ``size`` copies of the weights."""
+    r"""Weight the last samples equally and drop the older ones (LAWA).
+
+    .. math::
+        \bar\theta_n = \tfrac1k \sum_{i=n-k+1}^{n} \theta_i
+
+    Args:
+        size: The number of samples :math:`k`. The average stores this many copies of the weights.
+
+    Example:
+        >>> import gadam
+        >>> gadam.Averaging(start=1, every=100, weighting=gadam.Window(6)).weighting.copies
+        6
+
+    Reference: Kaddour, *Stop Wasting My Time! Saving Days of ImageNet and BERT Training with Latest
+    Weight Averaging* (arXiv 2209.14981).
+    """
 
     size: int
 
     def __post_init__(self) -> None:
         if not _is_int(self.size) or self.size < 1:
-            raise ValueError(f"Invalid window size: {self.size!r} (it must be a positive integer)")
+            raise ValueError(
+                f"Invalid window size: {self.size!r}. size must be a positive integer."
+            )
 
     @property
     def copies(self) -> int:
+        """The number of copies of the weights that the average stores."""
         return self.size
 
     def weight(self, count: int) -> float:
-        return 1.0  # in a copy of its own
+        """Return 1: a sample replaces the oldest copy.
+
+        Args:
+            count: The number of samples, the new one included.
+        """
+        return 1.0
 
 
 Weighting = Mean | EMA | Window
@@ -75,21 +131,31 @@ Weighting = Mean | EMA | Window
 
 # -------------------------------------------------------------------------------------- triggers
 
-Memory = tuple[float, ...]
+TriggerState = tuple[float, ...]
 Verdict = Literal["begin", "finish"] | None
 
 
 @dataclass(frozen=True)
 class Plateau:
-    """Begin averaging, and later stop, when the metric no longer improves: GadamAuto, SWA-Auto.
+    """Start averaging, and later stop, when a metric no longer improves: GadamAuto, SWA-Auto.
 
-    Averaging begins after ``patience`` observations without a new best. The best is then forgotten,
-    and after ``patience`` observations of the averaged weights without a new best the average is
-    finished.
+    Averaging starts after ``patience`` observations without a new best. The trigger then forgets
+    the best. The average is finished after ``patience`` further observations without a new best,
+    now of the averaged weights.
 
     Args:
-        patience: observations without improvement to wait for
-        mode: ``"max"`` where a larger metric is better (accuracy), ``"min"`` where a smaller one is
+        patience: The number of observations without improvement to wait for.
+        mode: ``"max"`` if a larger metric is better (accuracy), ``"min"`` if a smaller one is.
+
+    Example:
+        >>> import torch, gadam
+        >>> model = torch.nn.Linear(4, 1)
+        >>> plan = gadam.Averaging(start=gadam.Plateau(patience=2))
+        >>> optimizer = gadam.Gadam(model.parameters(), average=plan)
+        >>> for accuracy in (0.7, 0.6, 0.6):
+        ...     stop = optimizer.average.observe(accuracy)
+        >>> optimizer.average.phase
+        'averaging'
     """
 
     patience: int = 10
@@ -97,17 +163,30 @@ class Plateau:
 
     def __post_init__(self) -> None:
         if not _is_int(self.patience) or self.patience < 1:
-            raise ValueError(f"Invalid patience: {self.patience!r} (it must be a positive integer)")
+            raise ValueError(
+                f"Invalid patience: {self.patience!r}. patience must be a positive integer."
+            )
         _check_mode(self.mode)
 
     @property
-    def initial_state(self) -> Memory:
-        """What it remembers before any observation: the best, and observations since."""
+    def initial_state(self) -> TriggerState:
+        """The state before any observation: the best metric and the observations since."""
         return (_worst(self.mode), 0.0)
 
-    def update(self, memory: Memory, metric: float, averaging: bool) -> tuple[Memory, Verdict]:
-        """Take in one more observation; gives what to remember, and what to do."""
-        best, waited = memory
+    def update(
+        self, state: TriggerState, metric: float, averaging: bool
+    ) -> tuple[TriggerState, Verdict]:
+        """Process one observation.
+
+        Args:
+            state: The state after the previous observation.
+            metric: The new observation.
+            averaging: Whether averaging has started.
+
+        Returns:
+            The new state, and what to do.
+        """
+        best, waited = state
         if _better(metric, best, self.mode):
             return (metric, 0.0), None
         if waited + 1 < self.patience:
@@ -117,14 +196,27 @@ class Plateau:
 
 @dataclass(frozen=True)
 class NonMonotone:
-    """Begin averaging as NT-ASGD does: the metric is worse than its best of ``interval`` checks ago.
+    """Start averaging by the rule of NT-ASGD.
 
-    Precisely, when it is worse than the best of all observations but the last ``interval``. There is
-    no stop.
+    Averaging starts when the metric is worse than the best of all observations except the last
+    ``interval``. It does not stop.
 
     Args:
-        interval: the non-monotone interval n
-        mode: ``"min"`` where a smaller metric is better (perplexity), ``"max"`` where a larger one is
+        interval: The non-monotone interval n.
+        mode: ``"min"`` if a smaller metric is better (perplexity), ``"max"`` if a larger one is.
+
+    Example:
+        >>> import torch, gadam
+        >>> model = torch.nn.Linear(4, 1)
+        >>> plan = gadam.Averaging(start=gadam.NonMonotone(interval=2))
+        >>> optimizer = gadam.Gadam(model.parameters(), average=plan)
+        >>> for perplexity in (90.0, 80.0, 85.0, 91.0):
+        ...     stop = optimizer.average.observe(perplexity)
+        >>> optimizer.average.phase
+        'averaging'
+
+    Reference: Merity, Keskar, Socher, *Regularizing and Optimizing LSTM Language Models*
+    (arXiv 1708.02182).
     """
 
     interval: int = 5
@@ -132,19 +224,33 @@ class NonMonotone:
 
     def __post_init__(self) -> None:
         if not _is_int(self.interval) or self.interval < 1:
-            raise ValueError(f"Invalid interval: {self.interval!r} (it must be a positive integer)")
+            raise ValueError(
+                f"Invalid interval: {self.interval!r}. interval must be a positive integer."
+            )
         _check_mode(self.mode)
 
     @property
-    def initial_state(self) -> Memory:
-        """What it remembers before any observation: the best of all but the last ``interval``
-        observations, and those.
+    def initial_state(self) -> TriggerState:
+        """The state before any observation.
+
+        The state is the best of all observations except the last ``interval``, then those.
         """
         return (_worst(self.mode),) * (1 + self.interval)
 
-    def update(self, memory: Memory, metric: float, averaging: bool) -> tuple[Memory, Verdict]:
-        """Take in one more observation; gives what to remember, and what to do."""
-        best, oldest, *newer = memory
+    def update(
+        self, state: TriggerState, metric: float, averaging: bool
+    ) -> tuple[TriggerState, Verdict]:
+        """Process one observation.
+
+        Args:
+            state: The state after the previous observation.
+            metric: The new observation.
+            averaging: Whether averaging has started.
+
+        Returns:
+            The new state, and what to do.
+        """
+        best, oldest, *newer = state
         if averaging:
             return self.initial_state, None
         if _better(best, metric, self.mode):
@@ -165,7 +271,7 @@ def _better(a: float, b: float, mode: str) -> bool:
 
 def _check_mode(mode: object) -> None:
     if mode not in ("max", "min"):
-        raise ValueError(f"Invalid mode: {mode!r} (it must be 'max' or 'min')")
+        raise ValueError(f"Invalid mode: {mode!r}. mode must be 'max' or 'min'.")
 
 
 # ------------------------------------------------------------------------------------------ plan
@@ -173,19 +279,19 @@ def _check_mode(mode: object) -> None:
 
 @dataclass(frozen=True)
 class Averaging:
-    """Which iterates enter the average, and with what weight.
+    """A plan: which iterates enter the average, and with what weight.
 
     Args:
-        start: the first step whose iterate is sampled, steps counting 1, 2, … (0 means 1: the
-            initial weights never enter); or a trigger (:class:`Plateau`, :class:`NonMonotone`) that
-            finds it from the metrics given to ``observe()``; None leaves it to ``begin()``
-        every: sample each ``every``-th step from there on; None leaves sampling to ``update()``, which
-            samples whenever it is called, before the start too
-        weighting: :class:`Mean` (default), :class:`EMA` or :class:`Window`
-        dtype: of the average; None is float32 for half-precision weights, the weights' own otherwise.
-            A float32 mean of float32 weights stops resolving new samples beyond some 10⁵ of them:
-            sample less often, or ask for float64
-        device: where the average is kept; None is beside the weights
+        start: The first step to sample. Steps count 1, 2, …; 0 means 1, because the initial weights
+            never enter. Or a trigger (:class:`Plateau`, :class:`NonMonotone`) that finds the start
+            from the metrics passed to ``observe()``. None waits for ``begin()``.
+        every: Sample every ``every``-th step from the start on. None leaves sampling to
+            ``update()``, which samples at every call, before the start too.
+        weighting: :class:`Mean` (default), :class:`EMA` or :class:`Window`.
+        dtype: The type of the average. None means float32 for half-precision weights and the
+            weights' own type otherwise. A float32 mean of float32 weights stops resolving new
+            samples after about 10⁵ of them: sample less often, or use float64.
+        device: The device of the average. None means the weights' own device.
 
     Example:
         >>> import gadam
@@ -206,31 +312,36 @@ class Averaging:
             or (_is_int(self.start) and self.start >= 0)
         ):
             raise ValueError(
-                f"Invalid start: {self.start!r} (it must be a step number, a trigger such as "
-                "Plateau(), or None)"
+                f"Invalid start: {self.start!r}. start must be a step number, a trigger such as "
+                "Plateau(), or None."
             )
         if not (self.every is None or (_is_int(self.every) and self.every >= 1)):
             raise ValueError(
-                f"Invalid every: {self.every!r} (it must be a positive integer or None)"
+                f"Invalid every: {self.every!r}. every must be a positive integer or None."
             )
         if not isinstance(self.weighting, Weighting):
             raise ValueError(
-                f"Invalid weighting: {self.weighting!r} (it must be Mean(), EMA() or Window())"
+                f"Invalid weighting: {self.weighting!r}. weighting must be Mean(), EMA() or "
+                "Window()."
             )
         if self.device is not None:
-            torch.device(self.device)  # refuses what is none
+            torch.device(self.device)  # raises if it is not a device
         if self.dtype is not None and not self.dtype.is_floating_point:
             raise ValueError(
-                f"Invalid dtype: {self.dtype} (an average needs a floating-point type)"
+                f"Invalid dtype: {self.dtype}. The average needs a floating-point type."
             )
 
     @property
     def first_step(self) -> int | None:
-        """The first step to sample, where the plan fixes it."""
+        """The first step to sample, or None if the plan does not fix it."""
         return max(int(self.start), 1) if _is_int(self.start) else None
 
     def dtype_for(self, param: torch.Tensor) -> torch.dtype:
-        """The type in which this parameter's average is kept."""
+        """Return the type of this parameter's average.
+
+        Args:
+            param: The parameter.
+        """
         real = param.dtype.to_real()
         if self.dtype is not None:
             real = self.dtype
@@ -239,7 +350,11 @@ class Averaging:
         return real.to_complex() if param.is_complex() else real
 
     def device_for(self, param: torch.Tensor) -> torch.device:
-        """Where this parameter's average is kept."""
+        """Return the device of this parameter's average.
+
+        Args:
+            param: The parameter.
+        """
         return torch.device(self.device) if self.device is not None else param.device
 
 

@@ -1,4 +1,4 @@
-"""Optimisers: the Adam-family update, and with the average built in."""
+"""Optimizers: the Adam-family update, alone and with a built-in iterate average."""
 
 from gadam.optim import cpu
 from gadam.optim.gadam import Gadam, GadamX
@@ -8,7 +8,11 @@ __all__ = ["Gadam", "GadamX", "Padam", "PadamW", "backends"]
 
 
 def backends() -> dict[str, str]:
-    """Tell which fused kernels there are here, by kind of device, and what they run on.
+    """Describe the fused kernels that are available here.
+
+    Returns:
+        A sentence per kind of device: the instruction set and the threading of the kernel, or the
+        reason why there is none.
 
     Example:
         >>> import gadam

@@ -1,8 +1,7 @@
-"""The fused step on accelerators: the update as a Triton kernel, for the exponents that torch's own
-fused Adam does not know.
+"""The fused step on accelerators, as a Triton kernel.
 
-It has been tested against the reference under Triton's interpreter. Its speed has not been measured
-on a GPU.
+It covers the exponents that torch's own fused Adam does not support. It has been tested against the
+reference under Triton's interpreter. Its speed has not been measured on a GPU.
 """
 
 from __future__ import annotations
@@ -14,7 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["describe", "supports", "step"]
+from gadam import _torch
+
+__all__ = ["describe", "step", "supports"]
 
 _DEVICES = ("cuda", "xpu")
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -22,7 +23,7 @@ _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 @functools.cache
 def _triton() -> Any:
-    """Triton, or None."""
+    """Return the module triton, or None if it is not installed."""
     try:
         import triton
     except ImportError:
@@ -31,15 +32,19 @@ def _triton() -> Any:
 
 
 def describe() -> str:
-    """What there is for accelerators here."""
+    """Describe the fused kernels for accelerators."""
     own = "torch's fused Adam (partial=0.5, form='official')"
     if _triton() is None:
-        return f"{own}; Triton is not installed, for the rest"
-    return f"{own}; a Triton kernel for the rest"
+        return f"{own}; other updates need Triton, which is not installed"
+    return f"{own}; a Triton kernel for other updates"
 
 
 def supports(params: list[Tensor]) -> bool:
-    """Whether the kernel knows these tensors' place and type."""
+    """Return True if the kernel supports the device and dtype of these tensors.
+
+    Args:
+        params: The tensors.
+    """
     return _triton() is not None and all(
         p.device.type in _DEVICES and p.dtype in _TYPES for p in params
     )
@@ -47,12 +52,12 @@ def supports(params: list[Tensor]) -> bool:
 
 @functools.cache
 def _kernel() -> Any:
-    """Compile nothing yet: only where it is wanted is Triton imported."""
+    """Return the kernel. Imports Triton on the first call; compiles nothing yet."""
     import triton
     import triton.language as tl
 
-    @triton.jit
-    def padam_kernel(
+    @triton.jit  # type: ignore[untyped-decorator]
+    def padam_kernel(  # type: ignore[no-untyped-def]
         param_ptr,
         grad_ptr,
         exp_avg_ptr,
@@ -78,17 +83,17 @@ def _kernel() -> Any:
         PAPER: tl.constexpr,
         HALF: tl.constexpr,
         FLAT: tl.constexpr,
-        SCALED: tl.constexpr,
-        WATCHED: tl.constexpr,
+        HAS_GRAD_SCALE: tl.constexpr,
+        HAS_FOUND_INF: tl.constexpr,
         LR_TENSOR: tl.constexpr,
         BLOCK: tl.constexpr,
     ):
         offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
         end = numel
-        if WATCHED:  # GradScaler's verdict, read where it is: a step it forbids writes nothing
+        if HAS_FOUND_INF:  # read on the device: a step that GradScaler rejects writes nothing
             end = tl.where(tl.load(found_inf_ptr) == 0.0, numel, 0)
         mask = offsets < end
-        # These in double precision: 1 - 0.999^t would lose four digits.
+        # In double precision: 1 - 0.999^t would lose four digits in single.
         t = tl.load(step_ptr).to(tl.float64)
         correction1 = (1.0 - tl.exp(t * log_beta1)).to(tl.float32)
         correction2 = (1.0 - tl.exp(t * log_beta2)).to(tl.float32)
@@ -99,7 +104,7 @@ def _kernel() -> Any:
 
         p = tl.load(param_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
         g = tl.load(grad_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
-        if SCALED:
+        if HAS_GRAD_SCALE:
             g = g / tl.load(grad_scale_ptr).to(tl.float32)
         if MAXIMIZE:
             g = -g
@@ -109,7 +114,7 @@ def _kernel() -> Any:
             g = g + weight_decay * p
         m = tl.load(exp_avg_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
         v = tl.load(exp_avg_sq_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
-        # as torch's lerp, which keeps the gradient's digits where beta1 is small
+        # like torch's lerp, which keeps the gradient's digits if beta1 is small
         near = m + one_minus_beta1 * (g - m)
         far = g - (1.0 - one_minus_beta1) * (g - m)
         m = tl.where(one_minus_beta1 < 0.5, near, far)
@@ -130,7 +135,7 @@ def _kernel() -> Any:
             )
         if HALF:
             update = m / (tl.sqrt(second) / tl.sqrt(correction2) + eps)
-        elif FLAT:  # p = 0: the power is one, of infinity and NaN too
+        elif FLAT:  # p = 0: the power is 1 even for infinity and NaN
             update = m
         elif PAPER:
             update = m * tl.exp2(exponent * tl.log2(second + eps))
@@ -165,10 +170,29 @@ def step(
     partial: float,
     form: str,
 ) -> None:
-    """One step, a launch per parameter, without a look at anything from the host.
+    """Perform one step: one launch per parameter, without synchronizing with the host.
 
-    The arguments are those of the reference, GradScaler's ``grad_scale`` and ``found_inf`` besides.
-    Tensors must be laid out alike, parameter by parameter.
+    A parameter, its gradient and its moments must have the same layout.
+
+    Args:
+        params: The parameters.
+        grads: Their gradients.
+        exp_avgs: Their first moments.
+        exp_avg_sqs: Their second moments.
+        max_exp_avg_sqs: The running maxima of the second moments. Empty without ``amsgrad``.
+        state_steps: Their step counts.
+        grad_scale: GradScaler's scale, which the gradients still contain.
+        found_inf: GradScaler's verdict. If it is nonzero, the step changes nothing.
+        beta1: The decay rate of the first moments.
+        beta2: The decay rate of the second moments.
+        lr: The learning rate.
+        weight_decay: The weight decay.
+        decoupled_weight_decay: Decay the weights instead of adding to the gradients.
+        eps: The term that keeps the denominator away from zero.
+        amsgrad: Use the running maxima of the second moments.
+        maximize: Maximize the objective.
+        partial: The exponent p.
+        form: The form of the update.
     """
     kernel = _kernel()
     rate = lr.to(params[0].device) if isinstance(lr, Tensor) else None
@@ -183,7 +207,7 @@ def step(
         weight_decay,
         -partial if form == "paper" else -2 * partial,
     )
-    torch._foreach_add_(state_steps, 1)
+    _torch.foreach_add_(state_steps, 1)
     block = 1024
     for i, p in enumerate(params):
         if not p.numel():
@@ -206,11 +230,11 @@ def step(
             PAPER=form == "paper",
             HALF=form == "official" and partial == 0.5,
             FLAT=partial == 0.0,
-            SCALED=grad_scale is not None,
-            WATCHED=found_inf is not None,
+            HAS_GRAD_SCALE=grad_scale is not None,
+            HAS_FOUND_INF=found_inf is not None,
             LR_TENSOR=rate is not None,
             BLOCK=block,
         )
     if found_inf is not None:
-        torch._foreach_sub_(state_steps, [found_inf] * len(state_steps))
+        _torch.foreach_sub_(state_steps, [found_inf] * len(state_steps))
     torch.autograd.graph.increment_version(params)

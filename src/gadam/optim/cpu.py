@@ -1,7 +1,7 @@
-"""The compiled step on the CPU: finding it, and handing tensors to it.
+"""The compiled step on the CPU: loading the kernel and launching it.
 
-The kernel is `csrc/step.c`. It takes plain addresses, so everything that keeps it safe is here: what
-it may be given, and that it is given nothing else.
+The kernel is `csrc/step.c`. It takes plain addresses, so this module is responsible for memory
+safety: it checks which tensors the kernel supports, and passes no others.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._dynamo.guards import TensorGuards
+
+from gadam import _torch
 
 __all__ = [
     "CachedLaunch",
-    "Prepared",
-    "counts_steps",
+    "Launch",
+    "can_count_steps",
     "describe",
     "is_available",
-    "laid_out_alike",
+    "same_layout",
     "supports",
 ]
 
@@ -35,7 +36,7 @@ _TYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 
 
 
 class _Job(ctypes.Structure):
-    """Mirrors Job in step.c."""
+    """Mirror of Job in step.c."""
 
     _fields_ = (
         ("tensors", ctypes.c_int64),
@@ -52,7 +53,7 @@ class _Job(ctypes.Structure):
 
 @functools.cache
 def _library() -> tuple[Any, str]:
-    """The kernel, or None, and what there is to say of it."""
+    """Return the kernel, or None, and its description."""
     file = Path(__file__).parents[1] / f"_kernel{EXTENSION_SUFFIXES[0]}"
     if not file.exists():
         return None, "not built (no compiler was found when gadam was installed)"
@@ -62,7 +63,7 @@ def _library() -> tuple[Any, str]:
         library.gadam_job_size.restype = ctypes.c_int64
         library.gadam_step.argtypes = [ctypes.POINTER(_Job)]
         if library.gadam_job_size() != ctypes.sizeof(_Job):
-            return None, "built from another version of gadam (install it anew)"
+            return None, "built from another version of gadam (reinstall gadam)"
         instructions = library.gadam_open().decode()
     except (OSError, AttributeError) as error:
         return None, f"cannot be loaded ({error})"
@@ -70,8 +71,8 @@ def _library() -> tuple[Any, str]:
     return library, f"{instructions}, {threads}"
 
 
-# OpenMP's threads do not survive a fork: the kernel notes its process when it is opened, so that must
-# be before any fork; and a forked worker that opens it first must not start threads at all.
+# OpenMP's threads do not survive a fork. The kernel records its process when it is opened, so open
+# it before any fork. A forked worker that opens it first must not start threads at all.
 _FORKED = multiprocessing.parent_process() is not None and (
     multiprocessing.get_start_method(allow_none=True) == "fork"
 )
@@ -79,30 +80,39 @@ _library()
 
 
 def is_available() -> bool:
-    """Whether the kernel was built and can be loaded."""
+    """Return True if the kernel was built and can be loaded."""
     return _library()[0] is not None
 
 
 def describe() -> str:
-    """What the kernel runs on here, or why there is none."""
+    """Return the kernel's instruction set and threading, or why there is no kernel."""
     return _library()[1]
 
 
 def supports(params: list[Tensor]) -> bool:
-    """Whether the kernel knows these tensors' place and type."""
+    """Return True if the kernel supports the device and dtype of these tensors.
+
+    Args:
+        params: The tensors.
+    """
     return is_available() and all(p.is_cpu and p.dtype in _TYPES and _is_plain(p) for p in params)
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Whether what stands in memory is the tensor: no subclass, no lazy negative, no lazy zero."""
-    return type(tensor) in _PLAIN and not tensor.is_neg() and not tensor._is_zerotensor()
+    """Return True if memory holds the tensor's values: no subclass, no lazy negation or zeros."""
+    return type(tensor) in _PLAIN and not tensor.is_neg() and not _torch.is_zero_tensor(tensor)
 
 
 _PLAIN = {Tensor, torch.nn.Parameter}
 
 
-def laid_out_alike(p: Tensor, others: tuple[Tensor, ...]) -> bool:
-    """Whether tensors of one type and device can be walked through side by side, without gaps."""
+def same_layout(p: Tensor, others: tuple[Tensor, ...]) -> bool:
+    """Return True if a linear pass over memory visits matching elements, without gaps.
+
+    Args:
+        p: A tensor.
+        others: The tensors to compare with it. They must also match in dtype and device.
+    """
     stride = p.stride()
     dense = (
         p.is_contiguous()
@@ -119,8 +129,12 @@ def laid_out_alike(p: Tensor, others: tuple[Tensor, ...]) -> bool:
     )
 
 
-def counts_steps(step: Tensor) -> bool:
-    """Whether the kernel can count steps in this tensor."""
+def can_count_steps(step: Tensor) -> bool:
+    """Return True if the kernel can increment this step count.
+
+    Args:
+        step: The step count of a parameter.
+    """
     return step.is_cpu and step.dtype in (torch.float32, torch.float64) and _is_plain(step)
 
 
@@ -128,13 +142,13 @@ def _addresses(tensors: Iterable[Tensor]) -> array[int]:
     return array("Q", map(Tensor.data_ptr, tensors))
 
 
-class Prepared:
-    """Tensors of one type, laid out alike parameter by parameter, whose addresses are at hand.
+class Launch:
+    """The arguments of a kernel launch, with the addresses of all tensors.
 
     Args:
-        params: the parameters
-        states: the optimiser's state of each
-        names: of the tensors in it that the kernel needs: the moments, and last the step count
+        params: The parameters. All have one dtype and the layout of their moments.
+        states: The optimizer's state of each.
+        names: The keys of the state that the kernel needs: the moments, then the step count.
     """
 
     def __init__(
@@ -149,8 +163,14 @@ class Prepared:
     def _pointers(self) -> array[int]:
         return _addresses(chain(self.params, chain.from_iterable(map(self._row, self.states))))
 
-    def fit_averages(self, averages: list[Tensor]) -> bool:
-        """Whether the kernel can take the parameters into these: float64 for float64, else float32."""
+    def supports_averages(self, averages: list[Tensor]) -> bool:
+        """Return True if the kernel can fold the parameters into these averages.
+
+        The kernel supports float64 averages of float64 parameters, and float32 averages of others.
+
+        Args:
+            averages: The averages, in the parameters' order.
+        """
         dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
         return all(
             average.dtype == dtype
@@ -179,17 +199,32 @@ class Prepared:
         grad_scale: float = 1.0,
         fold_weight: float = 0.0,
     ) -> bool:
-        """One step. Gives whether all parameters are finite after it.
+        """Perform one step.
 
-        The arguments are those of the reference, and further: ``averages`` to take the parameters
-        into, as they are *before* the step, with ``fold_weight``; and by how much the gradients are too
-        large, ``grad_scale``.
+        Args:
+            grads: The gradients.
+            averages: The averages to fold the parameters into, as they are *before* the step.
+            beta1: The decay rate of the first moments.
+            beta2: The decay rate of the second moments.
+            lr: The learning rate.
+            weight_decay: The weight decay.
+            decoupled_weight_decay: Decay the weights instead of adding to the gradients.
+            eps: The term that keeps the denominator away from zero.
+            amsgrad: Use the running maxima of the second moments.
+            maximize: Maximize the objective.
+            partial: The exponent p.
+            form: The form of the update.
+            grad_scale: The factor that the gradients still contain.
+            fold_weight: The weight of the parameters in their averages.
+
+        Returns:
+            True if all parameters are finite after the step.
         """
         gradient_addresses = _addresses(grads)
         average_addresses = _addresses(averages or [])
         for addresses in (self.pointers[: len(grads)], gradient_addresses, average_addresses):
             if 0 in addresses and any(n and not a for n, a in zip(self.numel, addresses)):
-                raise RuntimeError("the fused step was given a tensor without memory")
+                raise RuntimeError("The fused step received a tensor without memory.")
         first = self.pointers.buffer_info()[0]
         job = _Job(
             len(self.params),
@@ -216,23 +251,25 @@ class Prepared:
             0,
         )
         if _library()[0].gadam_step(ctypes.byref(job)) != 0:
-            raise MemoryError("the fused step could not allocate its tables")
-        # The tensors were changed behind autograd's back: tell it.
+            raise MemoryError("The fused step could not allocate its tables.")
+        # Autograd did not see these writes.
         torch.autograd.graph.increment_version([*self.params, *(averages or [])])
         return not job.not_finite
 
 
-class CachedLaunch(Prepared):
-    """What one step has found out, kept for the next.
+class CachedLaunch(Launch):
+    """A launch that the next step can reuse.
 
-    For many small tensors finding and checking the addresses takes longer than the step. So they are
-    kept; but an address that no longer holds is another's memory, and everything is looked at again
-    each time, by the function of torch that guards a compiled graph's arguments where there are many
-    things to look at: type, device, dtype, size, strides, laziness.
+    For many small tensors, collecting and checking addresses takes longer than the step itself, so
+    they are cached. A stale address would point to foreign memory. So every step checks all tensors
+    again, with the fast check that torch uses for the arguments of a compiled graph: type, device,
+    dtype, sizes, strides, laziness.
 
     Args:
-        params, states, names: as of :class:`Prepared`
-        grads: of the parameters; all tensors such as the kernel can serve
+        params: The parameters.
+        states: The optimizer's state of each.
+        names: The keys of the state that the kernel needs: the moments, then the step count.
+        grads: The gradients. The kernel must support all of these tensors.
     """
 
     def __init__(
@@ -243,10 +280,10 @@ class CachedLaunch(Prepared):
         grads: list[Tensor],
     ) -> None:
         super().__init__(params, states, names)
-        self._alike = _guard([*params, *grads])
-        self._averages_alike: Callable[..., bool] | None = None
-        # As long as these live, nobody else is given their memory: where the address of a moment is
-        # still the same, so is its size.
+        self._matches = _torch.tensor_check([*params, *grads])
+        self._averages_match: Callable[..., bool] | None = None
+        # While these references exist, the memory is not reused: a moment with the same address has
+        # the same size.
         self._alive = [state[name].detach() for state in states for name in names]
 
     def is_valid(
@@ -255,32 +292,37 @@ class CachedLaunch(Prepared):
         grads: list[Tensor | None],
         state: Mapping[Tensor, dict[str, Tensor]],
     ) -> bool:
-        """Whether these are the parameters and states, and all tensors are where and what they were."""
+        """Return True if the cached addresses are still correct.
+
+        Args:
+            params: The parameters of the step.
+            grads: Their gradients.
+            state: The optimizer's state.
+        """
         if len(params) != len(self.params) or not all(map(is_, params, self.params)):
             return False
-        # A tensor's hash is slow; mostly the states stand in the parameters' order.
+        # Hashing tensors is slow, and the states are usually in the parameters' order.
         in_order = len(state) == len(params) and all(map(is_, state, params))
         states = state.values() if in_order else map(state.get, params)
         try:
             return (
                 all(map(is_, states, self.states))
-                and self._alike(*params, *grads)
+                and self._matches(*params, *grads)
                 and self._pointers() == self.pointers
             )
         except KeyError:
             return False
 
-    def fit_averages(self, averages: list[Tensor]) -> bool:
-        """Whether the kernel can take the parameters into these: float64 for float64, else float32."""
-        if self._averages_alike is None or not self._averages_alike(*averages):
-            if not super().fit_averages(averages):
+    def supports_averages(self, averages: list[Tensor]) -> bool:
+        """Return True if the kernel can fold the parameters into these averages.
+
+        The kernel supports float64 averages of float64 parameters, and float32 averages of others.
+
+        Args:
+            averages: The averages, in the parameters' order.
+        """
+        if self._averages_match is None or not self._averages_match(*averages):
+            if not super().supports_averages(averages):
                 return False
-            self._averages_alike = _guard(averages)
+            self._averages_match = _torch.tensor_check(averages)
         return True
-
-
-def _guard(tensors: list[Tensor]) -> Callable[..., bool]:
-    """A function that says whether other tensors are like these in all but address and values."""
-    guards = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
-    check: Callable[..., bool] = guards.check
-    return check

@@ -17,7 +17,7 @@ __all__ = ["Gadam", "GadamX"]
 
 
 class _Averaged(Padam):
-    """Padam that carries the average of its iterates in its own state."""
+    """Padam that stores the average of its iterates in its own state."""
 
     def __init__(
         self, params: ParamsT, *args: Any, average: Averaging | None, **kwargs: Any
@@ -30,11 +30,11 @@ class _Averaged(Padam):
         """The running average of the iterates."""
         return self._average
 
-    def _to_fold(self, params: list[Tensor]) -> tuple[list[Tensor] | None, float]:
-        return self._average.to_fold(params)
+    def _fold_targets(self, params: list[Tensor]) -> tuple[list[Tensor] | None, float]:
+        return self._average.fold_targets(params)
 
     def state_dict(self) -> dict[str, Any]:
-        """Give the optimiser's state, its average included."""
+        """Return the optimizer's state, its average included."""
         self._average.flush()
         return super().state_dict()
 
@@ -42,7 +42,7 @@ class _Averaged(Padam):
         self._average.flush()
         if self.__dict__.get("_applied_average") is not None:
             raise RuntimeError(
-                "an optimizer cannot be copied or pickled while its average is applied"
+                "An optimizer cannot be copied or pickled while its average is applied."
             )
         return {**super().__getstate__(), "_averaging": self._average.averaging}
 
@@ -50,19 +50,19 @@ class _Averaged(Padam):
         state = dict(state)
         averaging = state.pop("_averaging", None)
         super().__setstate__(state)
-        if "_average" in self.__dict__:  # load_state_dict; an older checkpoint has no average
+        if "_average" in self.__dict__:  # in load_state_dict; an older checkpoint has no average
             self._average.reopen_store()
-        else:  # a copy, or out of a pickle
+        else:  # in a copy, or after unpickling
             progress = self.param_groups[0].get(PROGRESS)
             self._average = BuiltInAverage(self, averaging)
             if progress is not None:
                 self.param_groups[0][PROGRESS] = progress
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the optimiser's state, its average included.
+        """Load the optimizer's state, its average included.
 
         Args:
-            state_dict: what :meth:`state_dict` returned
+            state_dict: The result of :meth:`state_dict`.
         """
         restore: list[Callable[[], None]] = []
 
@@ -71,8 +71,8 @@ class _Averaged(Padam):
             restore.append(restore_average)
             return rest
 
-        # Last of the pre-hooks, first of the post-hooks: it sees what the user's made of the state
-        # dict, and the user's see the average restored.
+        # Last of the pre-hooks and first of the post-hooks: it sees the state dict as users' hooks
+        # leave it, and users' hooks see the restored average.
         handles = [
             self.register_load_state_dict_pre_hook(take_average),
             self.register_load_state_dict_post_hook(lambda _: restore[0](), prepend=True),
@@ -85,22 +85,37 @@ class _Averaged(Padam):
 
 
 class Gadam(_Averaged):
-    r"""AdamW whose iterates are averaged.
+    r"""AdamW with iterate averaging.
 
-    The update is that of :class:`gadam.Padam` at :math:`p = 1/2`, which is torch's AdamW; from
-    :math:`T_{avg}` on the mean of the iterates is kept beside it:
+    The update is that of :class:`gadam.Padam` at :math:`p = 1/2`, which is torch's AdamW. From step
+    :math:`T_{avg}` on, the optimizer also stores the mean of its iterates:
 
     .. math::
         \bar\theta_n = \tfrac1n \sum_{i=1}^{n} \theta_{t_i}, \qquad t_1 = T_{avg}.
 
-    Train at a learning rate that stays high, and use :math:`\bar\theta` in the end.
+    Keep the learning rate high during training, and use :math:`\bar\theta` at the end.
 
     Args:
-        params, lr, betas, eps, weight_decay, amsgrad: as of :class:`torch.optim.AdamW`
-        average: which iterates to average; None waits for ``average.begin()`` or
-            ``average.update()``
-        decoupled_weight_decay: False gives Adam's L2 penalty, which language models want
-        form, maximize, foreach, fused, capturable, differentiable: as of :class:`gadam.Padam`
+        params: The parameters or named parameters to optimize, or dicts that define parameter
+            groups.
+        lr: The learning rate :math:`\gamma`.
+        betas: The decay rates :math:`\beta_1, \beta_2` of the moments.
+        eps: The term :math:`\epsilon` in the denominator.
+        weight_decay: The weight decay :math:`\lambda`.
+        amsgrad: Use the running maximum of the second moment.
+        average: The plan: which iterates to average. None waits for ``average.begin()`` or
+            ``average.update()``.
+        decoupled_weight_decay: Decay the weights (AdamW). False adds Adam's L2 penalty to the
+            gradient instead, which works better for language models.
+        form: ``"official"`` or ``"paper"``, as in :class:`gadam.Padam`.
+        maximize: Maximize the objective instead of minimizing it.
+        foreach: Use the multi-tensor implementation, as in :class:`gadam.Padam`.
+        fused: Run the update in one pass over memory, as in :class:`gadam.Padam`.
+        capturable: Keep the step count on the device, for CUDA graphs.
+        differentiable: Let autograd differentiate the step.
+
+    Attributes:
+        average: The running average, a :class:`gadam.IterateAverage`.
 
     Example:
         >>> import torch, gadam
@@ -159,15 +174,37 @@ class Gadam(_Averaged):
 
 
 class GadamX(_Averaged):
-    r"""PadamW whose iterates are averaged: :class:`Gadam` with the partially adaptive update.
+    r"""PadamW with iterate averaging: Gadam with the partially adaptive update.
 
-    The update is that of :class:`gadam.Padam` with decoupled decay; the average is that of
-    :class:`Gadam`. It wants SGD's learning rates (0.1), not Adam's.
+    The update is that of :class:`gadam.PadamW`, and the average is that of :class:`Gadam`:
+
+    .. math::
+        \theta_t \leftarrow (1 - \gamma \lambda) \, \theta_{t-1} - s_t \, m_t / d_t, \qquad
+        \bar\theta_n = \tfrac1n \sum_{i=1}^{n} \theta_{t_i}.
+
+    It needs learning rates like SGD's (0.1), not like Adam's.
 
     Args:
-        partial: the exponent p; 0.125 for vision, 0.2 for language models
-        params, lr, betas, eps, weight_decay, amsgrad, average, decoupled_weight_decay, form,
-            maximize, foreach, fused, capturable, differentiable: as of :class:`Gadam`
+        params: The parameters or named parameters to optimize, or dicts that define parameter
+            groups.
+        lr: The learning rate :math:`\gamma`.
+        betas: The decay rates :math:`\beta_1, \beta_2` of the moments.
+        eps: The term :math:`\epsilon` in the denominator.
+        weight_decay: The weight decay :math:`\lambda`.
+        amsgrad: Use the running maximum of the second moment.
+        partial: The exponent :math:`p`: 0.125 for vision, 0.2 for language models.
+        average: The plan: which iterates to average. None waits for ``average.begin()`` or
+            ``average.update()``.
+        decoupled_weight_decay: Decay the weights instead of adding to the gradient.
+        form: ``"official"`` or ``"paper"``, as in :class:`gadam.Padam`.
+        maximize: Maximize the objective instead of minimizing it.
+        foreach: Use the multi-tensor implementation, as in :class:`gadam.Padam`.
+        fused: Run the update in one pass over memory, as in :class:`gadam.Padam`.
+        capturable: Keep the step count on the device, for CUDA graphs.
+        differentiable: Let autograd differentiate the step.
+
+    Attributes:
+        average: The running average, a :class:`gadam.IterateAverage`.
 
     Example:
         >>> import torch, gadam
@@ -179,6 +216,9 @@ class GadamX(_Averaged):
         ...     optimizer.step()
         >>> optimizer.average.count
         3
+
+    Reference: Granziol, Baskerville, Wan, Albanie, Roberts, *Iterative Averaging in the Quest for
+    Best Test Error* (arXiv 2003.01247).
     """
 
     def __init__(

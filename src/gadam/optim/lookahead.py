@@ -1,4 +1,4 @@
-"""Lookahead around any optimiser, and with it the paper's Gadam + LH."""
+"""Lookahead around any optimizer, and the paper's Gadam + LH."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from gadam import _torch
 from gadam._dtensor import local
 from gadam.average.iterate import IterateAverage, is_dry_run
 
@@ -17,22 +18,29 @@ __all__ = ["Lookahead"]
 
 
 class Lookahead(Optimizer):
-    r"""k steps forward, one step back: every k steps of the inner optimiser its *fast* weights
-    :math:`\theta` and a copy, the *slow* weights :math:`\phi`, meet:
+    r"""Lookahead: k steps forward, one step back.
+
+    Every :math:`k` steps of the inner optimizer, its *fast* weights :math:`\theta` and a copy, the
+    *slow* weights :math:`\phi`, are synchronized:
 
     .. math::
         \phi \leftarrow \phi + \alpha(\theta - \phi), \qquad \theta \leftarrow \phi.
 
-    The slow weights start at the weights before the first step. They and the count of steps are kept
-    in the inner optimiser's state and parameter groups, so they travel in its ``state_dict``. An
-    iterate average of the inner optimiser samples *after* such a move.
+    The slow weights start at the initial weights. The inner optimizer's state and parameter groups
+    hold them and the step count, so both are part of its ``state_dict``. An iterate average of the
+    inner optimizer samples *after* the synchronization.
 
     Args:
-        optimizer: the inner optimiser. Its ``param_groups``, ``state`` and ``average`` are this one's
-        k: steps between moves
-        alpha: :math:`\alpha` in (0, 1]
-        until_average: stop once the inner optimiser's average begins, and leave it plain iterates:
-            around :class:`gadam.Gadam` this is the paper's Gadam + LH
+        optimizer: The inner optimizer. Lookahead shares its ``param_groups``, ``state`` and
+            ``average``.
+        k: The number of steps between synchronizations.
+        alpha: The slow step size :math:`\alpha` in (0, 1].
+        until_average: Stop once the inner optimizer's average starts, so that it samples plain
+            iterates. Around :class:`gadam.Gadam` this is the paper's Gadam + LH.
+
+    Attributes:
+        optimizer: The inner optimizer.
+        average: The inner optimizer's average.
 
     Example:
         >>> import torch, gadam
@@ -57,23 +65,23 @@ class Lookahead(Optimizer):
         self, optimizer: Optimizer, k: int = 5, alpha: float = 0.5, until_average: bool = False
     ) -> None:
         if not isinstance(optimizer, Optimizer):
-            raise TypeError(f"Lookahead needs a torch optimizer, not {type(optimizer).__name__}")
+            raise TypeError(f"Lookahead needs a torch optimizer, not {type(optimizer).__name__}.")
         if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-            raise ValueError(f"Invalid k: {k!r} (it must be a positive integer)")
+            raise ValueError(f"Invalid k: {k!r}. k must be a positive integer.")
         if not 0.0 < alpha <= 1.0:
-            raise ValueError(f"Invalid alpha: {alpha} (it must lie in (0, 1])")
+            raise ValueError(f"Invalid alpha: {alpha}. alpha must be in (0, 1].")
         if until_average and not isinstance(getattr(optimizer, "average", None), IterateAverage):
             raise ValueError(
-                "until_average=True needs an optimizer with an average of its own, such as Gadam, "
-                f"not {type(optimizer).__name__}"
+                "until_average=True needs an optimizer with a built-in average, such as Gadam, "
+                f"not {type(optimizer).__name__}."
             )
-        hooks = optimizer._optimizer_step_post_hooks.values()
+        hooks = _torch.optimizer_hooks(optimizer, "step_post").values()
         if any(isinstance(getattr(hook, "__self__", None), Lookahead) for hook in hooks):
-            raise ValueError("this optimizer has a Lookahead around it already")
-        # Steps that an earlier optimiser left in a group it shares; with slow weights they are ours.
+            raise ValueError("This optimizer already has a Lookahead around it.")
+        # Without slow weights, the count is a leftover of another optimizer with the same groups.
         if not any("slow_param" in state for state in optimizer.state.values()):
             optimizer.param_groups[0]["lookahead_steps"] = 0
-        # Not Optimizer.__init__: groups and state are the inner optimiser's, there is no second set.
+        # Not Optimizer.__init__: the groups and the state are the inner optimizer's.
         self.__setstate__(
             {
                 "optimizer": optimizer,
@@ -92,51 +100,55 @@ class Lookahead(Optimizer):
         super().__setstate__(state)
         self._initial: dict[Tensor, Tensor] = {}
         self.optimizer.register_step_pre_hook(self._before_step)
-        # First of all, so that every average, attached before or after this, samples after the move.
+        # Run first, so that averages sample after the synchronization, whenever they were attached.
         handle = self.optimizer.register_step_post_hook(self._after_step)
-        hooks = self.optimizer._optimizer_step_post_hooks
-        hooks.move_to_end(handle.id, last=False)  # type: ignore[attr-defined]
+        _torch.optimizer_hooks(self.optimizer, "step_post").move_to_end(handle.id, last=False)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """The inner optimizer's parameter groups."""
         return self.optimizer.param_groups
 
     @property
     def state(self) -> defaultdict[Tensor, Any]:  # type: ignore[override]
+        """The inner optimizer's state."""
         return self.optimizer.state
 
     @property
     def average(self) -> IterateAverage:
-        """The inner optimiser's average."""
-        return self.optimizer.average  # type: ignore[attr-defined]
+        """The inner optimizer's average."""
+        average: IterateAverage = self.optimizer.average  # type: ignore[attr-defined]
+        return average
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Perform a single step of the inner optimiser, and every k of them a move.
+        """Perform a single step of the inner optimizer, and synchronize after every k of them.
 
         Args:
-            closure: re-evaluates the model and returns the loss (optional)
+            closure: A closure that reevaluates the model and returns the loss.
+
+        Returns:
+            The result of the inner optimizer's ``step``.
         """
         return self.optimizer.step(closure)
 
-    @torch._disable_dynamo
+    @_torch.disable_dynamo
     @torch.no_grad()
     def _before_step(self, *_: object) -> None:
         untrained = self.param_groups[0].get("lookahead_steps", 0) == 0
         for group in self.param_groups:
             for p in group["params"]:
                 slow = self.state.get(p, {}).get("slow_param")
-                if (
-                    slow is not None and untrained
-                ):  # made by a rehearsal; weights may be loaded since
+                if slow is not None and untrained:
+                    # A dry run created them. The weights may have been loaded since.
                     local(slow).copy_(local(p))
                 elif slow is None and p.requires_grad and p not in self._initial:
                     self._initial[p] = p.detach().clone(memory_format=torch.preserve_format)
 
-    @torch._disable_dynamo
+    @_torch.disable_dynamo
     @torch.no_grad()
     def _after_step(self, *_: object) -> None:
-        # Only now: optimisers take a parameter whose state is not empty for initialised, and one
-        # without a gradient has not been.
+        # Not before the step: optimizers initialize a parameter's state only if it is empty, and
+        # only if the parameter has a gradient.
         for p in [p for p in self._initial if p.grad is not None]:
             self.state[p]["slow_param"] = self._initial.pop(p)
 
@@ -151,9 +163,9 @@ class Lookahead(Optimizer):
         if (steps + 1) % self.k == 0 and not (
             self.until_average and self.average._begun_by_this_step
         ):
-            self._move()
+            self._synchronize()
 
-    def _move(self) -> None:
+    def _synchronize(self) -> None:
         pairs = [
             (local(self.state[p]["slow_param"]), local(p).detach())
             for group in self.param_groups
@@ -168,38 +180,38 @@ class Lookahead(Optimizer):
         ]
         if pairs:
             slow, fast = map(list, zip(*pairs))
-            torch._foreach_lerp_(slow, fast, self.alpha)
-            torch._foreach_copy_(fast, slow)
+            _torch.foreach_lerp_(slow, fast, self.alpha)
+            _torch.foreach_copy_(fast, slow)
 
-    # Everything else is the inner optimiser's.
+    # Everything below delegates to the inner optimizer.
 
     def state_dict(self) -> dict[str, Any]:
-        """Give the inner optimiser's state dict, which holds the slow weights too."""
-        for pre_hook in self._optimizer_state_dict_pre_hooks.values():
+        """Return the inner optimizer's state dict, which includes the slow weights."""
+        for pre_hook in _torch.optimizer_hooks(self, "state_dict_pre").values():
             pre_hook(self)
         state_dict = self.optimizer.state_dict()
-        for post_hook in self._optimizer_state_dict_post_hooks.values():
+        for post_hook in _torch.optimizer_hooks(self, "state_dict_post").values():
             state_dict = post_hook(self, state_dict) or state_dict
         return state_dict
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what :meth:`state_dict` returned, or a state dict of the inner optimiser alone.
+        """Load a state dict of this optimizer, or of the inner optimizer alone.
 
         Args:
-            state_dict: the optimiser's state
+            state_dict: The result of :meth:`state_dict`.
         """
         state_dict = state_dict.copy()
-        for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
+        for pre_hook in _torch.optimizer_hooks(self, "load_state_dict_pre").values():
             state_dict = pre_hook(self, state_dict) or state_dict
         self.optimizer.load_state_dict(state_dict)
         self._initial.clear()
-        for post_hook in self._optimizer_load_state_dict_post_hooks.values():
+        for post_hook in _torch.optimizer_hooks(self, "load_state_dict_post").values():
             post_hook(self)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group to the inner optimiser.
+        """Add a parameter group to the inner optimizer.
 
         Args:
-            param_group: the parameters, under "params", and their options
+            param_group: The parameters, under the key "params", and their options.
         """
         self.optimizer.add_param_group(param_group)

@@ -1,4 +1,4 @@
-"""Padam and PadamW: the Adam-family update as a torch optimiser."""
+"""Padam and PadamW: the Adam-family update as a torch optimizer."""
 
 from __future__ import annotations
 
@@ -7,17 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import (
-    Optimizer,
-    ParamsT,
-    _device_dtype_check_for_fused,
-    _get_scalar_dtype,
-    _to_scalar,
-    _use_grad_for_differentiable,
-)
+from torch.optim.optimizer import Optimizer, ParamsT
 
-from gadam.optim.cpu import CachedLaunch, counts_steps, laid_out_alike
-from gadam.optim.update import FORMS, Form, check_tensor_arguments, padam
+from gadam import _torch
+from gadam.optim.cpu import CachedLaunch, can_count_steps, same_layout
+from gadam.optim.update import FORMS, Form, check_tensor_arguments, padam, to_scalar
 
 __all__ = ["Padam", "PadamW"]
 
@@ -27,51 +21,73 @@ class Padam(Optimizer):
 
     .. math::
        \begin{aligned}
-         &\textbf{if } \textit{decoupled}: \theta \leftarrow (1 - \gamma\lambda)\,\theta,
-          \quad \textbf{else } g_t \leftarrow g_t + \lambda\theta                            \\
-         &m_t \leftarrow \beta_1 m_{t-1} + (1-\beta_1)\, g_t                                 \\
-         &v_t \leftarrow \beta_2 v_{t-1} + (1-\beta_2)\, g_t^2                               \\
-         &\theta \leftarrow \theta - s_t \, m_t / d_t
+            &\rule{110mm}{0.4pt}                                                                 \\
+            &\textbf{input}      : \gamma \text{ (lr)}, \: \beta_1, \beta_2 \text{ (betas)}, \:
+                \theta_0 \text{ (params)}, \: f(\theta) \text{ (objective)},                    \\
+            &\hspace{13mm}      \lambda \text{ (weight decay)}, \: \epsilon \text{ (eps)}, \:
+                p \text{ (partial)}, \: \textit{form}, \: \textit{decoupled}                    \\
+            &\textbf{initialize} : m_0 \leftarrow 0, \: v_0 \leftarrow 0                       \\
+            &\rule{110mm}{0.4pt}                                                                 \\
+            &\textbf{for} \: t=1 \: \textbf{to} \: \ldots \: \textbf{do}                        \\
+            &\hspace{5mm}g_t \leftarrow \nabla_{\theta} f_t (\theta_{t-1})                      \\
+            &\hspace{5mm}\textbf{if} \: \textit{decoupled}: \:
+                \theta_{t-1} \leftarrow (1 - \gamma \lambda) \, \theta_{t-1}                   \\
+            &\hspace{5mm}\textbf{else}: \: g_t \leftarrow g_t + \lambda \theta_{t-1}            \\
+            &\hspace{5mm}m_t \leftarrow \beta_1 m_{t-1} + (1 - \beta_1) \, g_t                 \\
+            &\hspace{5mm}v_t \leftarrow \beta_2 v_{t-1} + (1 - \beta_2) \, g_t^2               \\
+            &\hspace{5mm}\theta_t \leftarrow \theta_{t-1} - s_t \, m_t / d_t                   \\
+            &\rule{110mm}{0.4pt}
        \end{aligned}
 
-    with step size :math:`s_t` and denominator :math:`d_t` by ``form`` and :math:`p` = ``partial``:
+    The step size :math:`s_t` and the denominator :math:`d_t` depend on ``form`` and ``partial``:
 
-    ==========================  =============================================  ==================================================
-    form                        :math:`s_t`                                    :math:`d_t`
-    ==========================  =============================================  ==================================================
-    official, :math:`p = 1/2`   :math:`\gamma/(1-\beta_1^t)`                   :math:`\sqrt{v_t}/\sqrt{1-\beta_2^t} + \epsilon`
-    official, otherwise         :math:`\gamma\sqrt{1-\beta_2^t}/(1-\beta_1^t)` :math:`(\sqrt{v_t} + \epsilon)^{2p}`
-    paper                       :math:`\gamma/(1-\beta_1^t)`                   :math:`(v_t/(1-\beta_2^t) + \epsilon)^p`
-    ==========================  =============================================  ==================================================
+    .. list-table::
+       :header-rows: 1
 
-    ``amsgrad`` puts the running maximum in place of :math:`v_t` (official) or of
-    :math:`v_t/(1-\beta_2^t)` (paper).
+       * - form
+         - :math:`s_t`
+         - :math:`d_t`
+       * - official, :math:`p = 1/2`
+         - :math:`\gamma/(1-\beta_1^t)`
+         - :math:`\sqrt{v_t}/\sqrt{1-\beta_2^t} + \epsilon`
+       * - official, otherwise
+         - :math:`\gamma\sqrt{1-\beta_2^t}/(1-\beta_1^t)`
+         - :math:`(\sqrt{v_t} + \epsilon)^{2p}`
+       * - paper
+         - :math:`\gamma/(1-\beta_1^t)`
+         - :math:`(v_t/(1-\beta_2^t) + \epsilon)^p`
 
-    **What ε means changes at p = 1/2.** In the official form ε stands beside the *corrected* root at
-    ``partial=0.5`` (torch's Adam) and beside the *uncorrected* root inside the power elsewhere, so
-    its floor under the denominator is :math:`\epsilon^{2p}` (0.01 at the defaults); in the paper form
-    it stands beside the corrected :math:`v` and the floor is :math:`\epsilon^p` (0.1). The official
-    form also starts slowly: it carries an implicit warm-up factor :math:`(1-\beta_2^t)^{1/2-p}`.
+    ``amsgrad`` replaces :math:`v_t` (official) or :math:`v_t/(1-\beta_2^t)` (paper) by its running
+    maximum.
+
+    **The meaning of ε changes at p = 1/2.** In the official form, ε is added to the *corrected*
+    root at ``partial=0.5``, as in torch's Adam. Elsewhere it is added to the *uncorrected* root
+    inside the power, so the denominator is at least :math:`\epsilon^{2p}` (0.01 at the defaults).
+    In the paper's form it is added to the corrected :math:`v`, and the denominator is at least
+    :math:`\epsilon^p` (0.1). The official form also has an implicit warm-up factor
+    :math:`(1-\beta_2^t)^{1/2-p}`.
 
     Args:
-        params: parameters or named parameters to optimise, or dicts that define parameter groups
-        lr: learning rate :math:`\gamma`; a 1-element tensor where torch's Adam takes one
-        betas: decay rates :math:`\beta_1, \beta_2` of the moments
-        eps: :math:`\epsilon`, see above
-        weight_decay: :math:`\lambda`
-        amsgrad: use the running maximum of the second moment
-        partial: :math:`p` in [0, 0.5]; 0.5 is Adam, towards 0 SGD with momentum
-        decoupled_weight_decay: decay the weights themselves (AdamW) instead of adding to the gradient
-        form: ``"official"``, the update of the authors' released code, behind every number they
-            print; or ``"paper"``, their Algorithm 1 with its misprints mended
-        maximize: maximise the objective instead
-        foreach: use the multi-tensor implementation; None chooses it where torch's Adam would
-        fused: one pass over memory for the whole update: a compiled kernel on the CPU; on accelerators
-            torch's own at ``partial=0.5``, ``form="official"``, and a Triton kernel (never timed on a
-            GPU) otherwise. None chooses it on the CPU where it can serve, except in float64; see
-            :func:`gadam.backends`
-        capturable: keep the step count on the device, for CUDA graphs
-        differentiable: let autograd run through the step
+        params: The parameters or named parameters to optimize, or dicts that define parameter
+            groups.
+        lr: The learning rate :math:`\gamma`. It may be a 1-element tensor where torch's Adam
+            accepts one.
+        betas: The decay rates :math:`\beta_1, \beta_2` of the moments.
+        eps: The term :math:`\epsilon` in the denominator; see above.
+        weight_decay: The weight decay :math:`\lambda`.
+        amsgrad: Use the running maximum of the second moment.
+        partial: The exponent :math:`p` in [0, 0.5]. 0.5 is Adam; 0 is SGD with momentum.
+        decoupled_weight_decay: Decay the weights (AdamW) instead of adding to the gradient (L2).
+        form: ``"official"`` is the update of the authors' released code, which produced all of
+            their results. ``"paper"`` is their Algorithm 1 with its misprints corrected.
+        maximize: Maximize the objective instead of minimizing it.
+        foreach: Use the multi-tensor implementation. None chooses it where torch's Adam does.
+        fused: Run the whole update in one pass over memory. On the CPU this is a compiled kernel.
+            On accelerators it is torch's own at ``partial=0.5`` and ``form="official"``, and
+            otherwise a Triton kernel, which has not been timed on a GPU. None chooses the CPU
+            kernel where it is supported, except in float64. See :func:`gadam.backends`.
+        capturable: Keep the step count on the device, for CUDA graphs.
+        differentiable: Let autograd differentiate the step.
 
     Example:
         >>> import torch, gadam
@@ -118,7 +134,7 @@ class Padam(Optimizer):
             params,
             {
                 "lr": lr,
-                "betas": tuple(map(_to_scalar, betas)),
+                "betas": tuple(map(to_scalar, betas)),
                 "eps": eps,
                 "weight_decay": weight_decay,
                 "amsgrad": amsgrad,
@@ -132,34 +148,33 @@ class Padam(Optimizer):
                 "differentiable": differentiable,
             },
         )
-        self._cached: dict[int, CachedLaunch] = {}  # by the group's id
+        self._launches: dict[int, CachedLaunch] = {}  # by id of the group
         if fused:
             if differentiable:
                 raise RuntimeError("`fused` does not support `differentiable`")
             if foreach:
                 raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
-            # GradScaler then hands over its scale and its verdict instead of unscaling first.
-            self._step_supports_amp_scaling = True
+            _torch.enable_amp_scaling(self)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group, as of any torch optimiser.
+        """Add a parameter group.
 
         Args:
-            param_group: the parameters, under "params", and their options
+            param_group: The parameters, under the key "params", and their options.
         """
         partial = param_group.get("partial", self.defaults["partial"])
         form = param_group.get("form", self.defaults["form"])
         if not 0.0 <= partial <= 0.5:
-            raise ValueError(f"Invalid partial value: {partial} (it must lie in [0, 0.5])")
+            raise ValueError(f"Invalid partial value: {partial}. partial must be in [0, 0.5].")
         if form not in FORMS:
-            raise ValueError(f"Invalid form: {form!r} (it must be 'official' or 'paper')")
+            raise ValueError(f"Invalid form: {form!r}. form must be 'official' or 'paper'.")
         super().add_param_group(param_group)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._cached = {}
+        self._launches = {}
         for group in self.param_groups:
-            # A checkpoint of an older version, or of torch's Adam(W), has no notion of these.
+            # Checkpoints of older versions, and of torch's Adam and AdamW, do not have these.
             for name in ("partial", "decoupled_weight_decay", "form"):
                 group.setdefault(name, self.defaults[name])
             for name in ("amsgrad", "maximize", "capturable", "differentiable"):
@@ -172,11 +187,11 @@ class Padam(Optimizer):
                     on_device = group["capturable"] or fused
                     self.state[p]["step"] = torch.tensor(
                         float(step),
-                        dtype=_get_scalar_dtype(is_fused=fused),
+                        dtype=_step_dtype(fused),
                         device=p.device if on_device else "cpu",
                     )
         if any(group["fused"] for group in self.param_groups):
-            self._step_supports_amp_scaling = True
+            _torch.enable_amp_scaling(self)
 
     def _init_group(
         self,
@@ -202,16 +217,16 @@ class Padam(Optimizer):
             grads.append(p.grad)
 
             state = self.state[p]
-            # Not `len(state) == 0`: an average may already live there.
+            # Not `len(state) == 0`: the state may already hold an average.
             if "step" not in state:
                 if group["fused"]:
-                    _device_dtype_check_for_fused(p)
+                    _torch.check_fused_support(p)
                 on_device = group["capturable"] or group["fused"]
-                dtype = _get_scalar_dtype(is_fused=group["fused"])
+                dtype = _step_dtype(group["fused"])
                 state["step"] = (
                     torch.zeros((), dtype=dtype, device=p.device)
                     if on_device
-                    else torch.tensor(0.0, dtype=dtype, device="cpu")  # known even to fake tensors
+                    else torch.tensor(0.0, dtype=dtype, device="cpu")  # even in fake mode
                 )
                 state["exp_avg"] = torch.zeros_like(p, memory_format=torch.preserve_format)
                 state["exp_avg_sq"] = torch.zeros_like(p, memory_format=torch.preserve_format)
@@ -234,26 +249,29 @@ class Padam(Optimizer):
             state_steps.append(state["step"])
         return has_complex
 
-    @_use_grad_for_differentiable
+    @_torch.use_grad_if_differentiable
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Perform a single optimisation step.
+        """Perform a single optimization step.
 
         Args:
-            closure: re-evaluates the model and returns the loss (optional)
+            closure: A closure that reevaluates the model and returns the loss.
+
+        Returns:
+            The loss that the closure returned, or None.
         """
-        self._accelerator_graph_capture_health_check()
+        _torch.check_graph_capture(self)
 
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
 
-        # Whether all parameters are finite, where every group's kernel has looked.
+        # Whether all parameters are finite, or None unless the kernel has checked every group.
         finite: bool | None = True
         for group in self.param_groups:
-            looked = self._step_kept(group)
-            if looked is not None:
-                finite = None if finite is None else finite and looked
+            verdict = self._step_cached(group)
+            if verdict is not None:
+                finite = None if finite is None else finite and verdict
                 continue
             params_with_grad: list[Tensor] = []
             grads: list[Tensor] = []
@@ -273,8 +291,8 @@ class Padam(Optimizer):
                 state_steps,
             )
 
-            averages, fold_weight = self._to_fold(params_with_grad)
-            looked = padam(
+            averages, fold_weight = self._fold_targets(params_with_grad)
+            verdict = padam(
                 params_with_grad,
                 grads,
                 exp_avgs,
@@ -302,57 +320,57 @@ class Padam(Optimizer):
                 form=group["form"],
             )
             if params_with_grad:
-                finite = None if finite is None or looked is None else finite and looked
-            if looked is not None:
-                self._keep(group)
+                finite = None if finite is None or verdict is None else finite and verdict
+            if verdict is not None:
+                self._cache_launch(group)
         self._finite = finite
         return loss
 
-    @torch._disable_dynamo
-    def _keep(self, group: dict[str, Any]) -> None:
-        """After the kernel has served a group: keep what it needs for the next step."""
+    @_torch.disable_dynamo
+    def _cache_launch(self, group: dict[str, Any]) -> None:
+        """Cache the kernel's arguments for a group that it has just stepped."""
         params: list[Tensor] = group["params"]
         states = [self.state.get(p, {}) for p in params]
         names = ("exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if group["amsgrad"] else []), "step")
         tensors = [state.get(name) for state in states for name in names]
         grads = [p.grad for p in params if p.grad is not None]
         if any(type(t) is not Tensor for t in tensors) or len(grads) != len(params):
-            return  # missing, or a DTensor
+            return  # a tensor is missing, or a DTensor
         types = {(p.dtype, state["step"].dtype) for p, state in zip(params, states)}
         if len(types) == 1 and all(
-            counts_steps(state["step"])
-            and laid_out_alike(p, (grad, *(state[name] for name in names[:-1])))
+            can_count_steps(state["step"])
+            and same_layout(p, (grad, *(state[name] for name in names[:-1])))
             for p, grad, state in zip(params, grads, states)
         ):
-            self._cached[id(group)] = CachedLaunch(list(params), states, names, grads)
+            self._launches[id(group)] = CachedLaunch(list(params), states, names, grads)
 
-    def _step_kept(self, group: dict[str, Any]) -> bool | None:
-        """Step a group whose addresses are at hand; None where that cannot be."""
+    def _step_cached(self, group: dict[str, Any]) -> bool | None:
+        """Step a group from its cached launch. Returns None if that is not possible."""
         if torch.compiler.is_compiling():
             return None
-        cached = self._cached.get(id(group))
+        launch = self._launches.get(id(group))
         if (
-            cached is None
+            launch is None
             or group["foreach"] is not None
             or group["fused"] is False
             or group["capturable"]
             or group["differentiable"]
             or getattr(self, "found_inf", None) is not None
             or getattr(self, "grad_scale", None) is not None
-            or len(cached.names) != (4 if group["amsgrad"] else 3)
+            or len(launch.names) != (4 if group["amsgrad"] else 3)
             or isinstance(group["betas"][0], Tensor)
             or not 0.0 <= group["partial"] <= 0.5
         ):
             return None
         params = group["params"]
         grads = [p.grad for p in params]
-        if not cached.is_valid(params, grads, self.state):
-            del self._cached[id(group)]
+        if not launch.is_valid(params, grads, self.state):
+            del self._launches[id(group)]
             return None
-        averages, fold_weight = self._to_fold(params)
-        if averages is not None and not cached.fit_averages(averages):
+        averages, fold_weight = self._fold_targets(params)
+        if averages is not None and not launch.supports_averages(averages):
             return None
-        return cached.step(
+        return launch.step(
             grads,
             averages,
             fold_weight=fold_weight,
@@ -368,15 +386,40 @@ class Padam(Optimizer):
             form=group["form"],
         )
 
-    def _to_fold(self, params: list[Tensor]) -> tuple[list[Tensor] | None, float]:
-        """Averages to take these parameters into, as they are before the step, and their weight."""
+    def _fold_targets(self, params: list[Tensor]) -> tuple[list[Tensor] | None, float]:
+        """Return the averages to fold these parameters into before the step, and the weight."""
         return None, 0.0
 
 
-class PadamW(Padam):
-    r""":class:`Padam` with decoupled weight decay: the iterates that GadamX averages.
+def _step_dtype(fused: bool | None) -> torch.dtype:
+    """Return the dtype of the step count, as in torch's Adam."""
+    double = not fused and torch.get_default_dtype() == torch.float64
+    return torch.float64 if double else torch.float32
 
-    Args and algorithm are those of :class:`Padam`.
+
+class PadamW(Padam):
+    r"""Padam with decoupled weight decay. GadamX averages its iterates.
+
+    The algorithm is that of :class:`Padam` with *decoupled*:
+
+    .. math::
+        \theta_t \leftarrow (1 - \gamma \lambda) \, \theta_{t-1} - s_t \, m_t / d_t.
+
+    Args:
+        params: The parameters, as in :class:`Padam`.
+        lr: The learning rate :math:`\gamma`.
+        betas: The decay rates :math:`\beta_1, \beta_2` of the moments.
+        eps: The term :math:`\epsilon` in the denominator.
+        weight_decay: The weight decay :math:`\lambda`.
+        amsgrad: Use the running maximum of the second moment.
+        partial: The exponent :math:`p` in [0, 0.5].
+        decoupled_weight_decay: Decay the weights instead of adding to the gradient.
+        form: ``"official"`` or ``"paper"``, as in :class:`Padam`.
+        maximize: Maximize the objective instead of minimizing it.
+        foreach: Use the multi-tensor implementation, as in :class:`Padam`.
+        fused: Run the update in one pass over memory, as in :class:`Padam`.
+        capturable: Keep the step count on the device, for CUDA graphs.
+        differentiable: Let autograd differentiate the step.
 
     Example:
         >>> import torch, gadam
@@ -384,6 +427,9 @@ class PadamW(Padam):
         >>> optimizer = gadam.PadamW(model.parameters(), lr=0.1, weight_decay=2.5e-3)
         >>> optimizer.param_groups[0]["decoupled_weight_decay"]
         True
+
+    Reference: Loshchilov, Hutter, *Decoupled Weight Decay Regularization* (arXiv 1711.05101), for
+    the decay; see :class:`Padam` for the update.
     """
 
     def __init__(

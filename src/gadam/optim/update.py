@@ -1,35 +1,29 @@
-"""The one Adam-family update, as a function of lists of tensors.
+"""The Adam-family update, as a function of lists of tensors.
 
-Adam, AdamW, Padam, PadamW, Gadam and GadamX differ in one exponent and in where the weight decay
-goes. :func:`_single_tensor_padam` is the readable reference, and every other path is tested to equal
-it. The mathematics stand in :class:`gadam.Padam`.
+Adam, AdamW, Padam, PadamW, Gadam and GadamX differ only in one exponent and in where weight decay
+goes. :func:`_single_tensor_padam` is the readable reference. Tests compare every other path with
+it. See :class:`gadam.Padam` for the math.
 """
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Any, Literal, cast
+from typing import Any, Literal, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch.optim.adam import adam
-from torch.optim.optimizer import (
-    Optimizer,
-    _default_to_fused_or_foreach,
-    _disable_dynamo_if_unsupported,
-    _get_capturable_supported_devices,
-    _get_value,
-    _stack_if_compiling,
-    _to_scalar,
-    _view_as_real,
-)
 
+from gadam import _torch
 from gadam._dtensor import local
 from gadam.optim import cpu
 
-__all__ = ["FORMS", "Form", "check_tensor_arguments", "padam"]
+__all__ = ["FORMS", "Form", "check_tensor_arguments", "padam", "to_scalar"]
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 Form = Literal["official", "paper"]
 FORMS = ("official", "paper")
 
@@ -37,7 +31,14 @@ FORMS = ("official", "paper")
 def check_tensor_arguments(
     lr: Any, betas: tuple[Any, Any], capturable: bool, foreach: bool | None
 ) -> None:
-    """Refuse tensor hyper-parameters where torch's Adam does, in torch's words."""
+    """Reject tensor hyperparameters that torch's Adam rejects, with torch's messages.
+
+    Args:
+        lr: The learning rate.
+        betas: The decay rates of the moments.
+        capturable: Whether the step count is on the device.
+        foreach: Whether to use the multi-tensor implementation.
+    """
     for name, value in (("lr", lr), ("betas[0]", betas[0]), ("betas[1]", betas[1])):
         if isinstance(value, Tensor):
             if foreach and not capturable:
@@ -46,6 +47,20 @@ def check_tensor_arguments(
                 )
             if value.numel() != 1:
                 raise ValueError(f"Tensor {name} must be 1-element")
+
+
+def to_scalar(value: float | Tensor) -> float | Tensor:
+    """Return a 1-element tensor as a 0-dim tensor, and anything else unchanged.
+
+    Args:
+        value: A hyperparameter.
+    """
+    return value.squeeze() if isinstance(value, Tensor) and value.dim() != 0 else value
+
+
+def _value(step: Tensor) -> Any:
+    # A Python number is faster than a tensor, but the compiler must not read values.
+    return step if torch.compiler.is_compiling() else step.item()
 
 
 def _single_tensor_padam(
@@ -70,8 +85,8 @@ def _single_tensor_padam(
     partial: float,
     form: Form,
 ) -> None:
-    """The reference: one parameter after the other, one line of the algorithm after the other."""
-    lr = _to_scalar(lr)
+    """Run the reference implementation: parameter by parameter, line by line."""
+    lr = to_scalar(lr)
     for i, param in enumerate(params):
         grad = grads[i] if not maximize else -grads[i]
         exp_avg, exp_avg_sq = exp_avgs[i], exp_avg_sqs[i]
@@ -95,7 +110,7 @@ def _single_tensor_padam(
             if max_exp_avg_sq is not None:
                 max_exp_avg_sq = torch.view_as_real(max_exp_avg_sq)
 
-        # m and v
+        # m_t and v_t
         weight = (1 - beta1).to(param) if isinstance(beta1, Tensor) else 1 - beta1
         exp_avg.lerp_(grad, weight)
         if differentiable and isinstance(beta2, Tensor):
@@ -103,8 +118,8 @@ def _single_tensor_padam(
         else:
             exp_avg_sq.mul_(beta2).addcmul_(grad, grad, value=cast(float, 1 - beta2))
 
-        # As tensors where the step must be captured or differentiated, else as Python numbers.
-        step = step_t.clone() if capturable or differentiable else _get_value(step_t)
+        # Tensors if the step must be captured or differentiated, Python numbers otherwise.
+        step = step_t.clone() if capturable or differentiable else _value(step_t)
         bias_correction1 = 1 - beta1**step
         bias_correction2 = 1 - beta2**step
 
@@ -153,7 +168,7 @@ def _multi_tensor_padam(
     partial: float,
     form: Form,
 ) -> None:
-    """The reference's lines, each over all the parameters of a device and dtype at once."""
+    """Run each line of the reference over all parameters of a device and dtype at once."""
     if not params:
         return
     if differentiable:
@@ -163,105 +178,105 @@ def _multi_tensor_padam(
         for p, step in zip(params, state_steps):
             _check_capturable(p, step)
 
-    lr, beta1, beta2 = _to_scalar(lr), _to_scalar(beta1), _to_scalar(beta2)
-    grouped = Optimizer._group_tensors_by_device_and_dtype(
-        [params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps]  # type: ignore[list-item]
-    )
-    for lists, _ in grouped.values():
-        params_, grads_, exp_avgs_, exp_avg_sqs_, max_exp_avg_sqs_, steps = cast(
-            "list[list[Tensor]]", lists
-        )
+    lr, beta1, beta2 = to_scalar(lr), to_scalar(beta1), to_scalar(beta2)
+    for group in _torch.group_by_device_and_dtype(
+        [params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps]
+    ):
+        params_, grads_, exp_avgs_, exp_avg_sqs_, max_exp_avg_sqs_, steps = group
         if has_complex:
-            states = [max_exp_avg_sqs_] if amsgrad else []
-            _view_as_real(params_, grads_, exp_avgs_, exp_avg_sqs_, *states)
+            params_, grads_, exp_avgs_, exp_avg_sqs_, max_exp_avg_sqs_ = (
+                [torch.view_as_real(t) if torch.is_complex(t) else t for t in tensors]
+                for tensors in group[:-1]
+            )
         if maximize:
-            grads_ = list(torch._foreach_neg(grads_))
+            grads_ = list(_torch.foreach_neg(grads_))
 
-        # A Python 1 would be wrapped into a tensor once per step on the CPU's slow path.
+        # On the CPU's slow path a Python 1 would become a new tensor for every parameter.
         if steps[0].is_cpu and not torch.compiler.is_compiling():
-            torch._foreach_add_(steps, torch.tensor(1.0), alpha=1.0)
+            _torch.foreach_add_(steps, torch.tensor(1.0), alpha=1.0)
         else:
-            torch._foreach_add_(steps, 1)
+            _torch.foreach_add_(steps, 1)
 
         if weight_decay != 0:
             if decoupled_weight_decay:
-                torch._foreach_mul_(params_, 1 - lr * weight_decay)
-            elif maximize:  # these gradients are ours already
-                torch._foreach_add_(grads_, params_, alpha=weight_decay)
+                _torch.foreach_mul_(params_, 1 - lr * weight_decay)
+            elif maximize:  # the negated gradients are temporaries already
+                _torch.foreach_add_(grads_, params_, alpha=weight_decay)
             else:
-                grads_ = list(torch._foreach_add(grads_, params_, alpha=weight_decay))
+                grads_ = list(_torch.foreach_add(grads_, params_, alpha=weight_decay))
 
         weight: Any = 1 - beta1
         if isinstance(weight, Tensor):
             weight = weight.to(params_[0].device)
-        torch._foreach_lerp_(exp_avgs_, grads_, weight)
-        torch._foreach_mul_(exp_avg_sqs_, beta2)
+        _torch.foreach_lerp_(exp_avgs_, grads_, weight)
+        _torch.foreach_mul_(exp_avg_sqs_, beta2)
         if isinstance(beta2, Tensor):
-            torch._foreach_addcmul_(exp_avg_sqs_, torch._foreach_mul(grads_, 1 - beta2), grads_)
+            _torch.foreach_addcmul_(exp_avg_sqs_, _torch.foreach_mul(grads_, 1 - beta2), grads_)
         else:
-            torch._foreach_addcmul_(exp_avg_sqs_, grads_, grads_, 1 - beta2)
-        del grads_  # may be temporaries
+            _torch.foreach_addcmul_(exp_avg_sqs_, grads_, grads_, 1 - beta2)
+        del grads_  # frees temporaries
 
-        step_size: Any  # one number or tensor per parameter
+        step_size: Any  # a number or tensor per parameter
         correction2: Any
         if capturable:
             step_size, correction2 = _bias_corrections_on_device(steps, beta1, beta2, lr)
         else:
-            step_size = [lr / (1 - beta1 ** _get_value(step)) for step in steps]
-            correction2 = [1 - beta2 ** _get_value(step) for step in steps]
+            step_size = [lr / (1 - beta1 ** _value(step)) for step in steps]
+            correction2 = [1 - beta2 ** _value(step) for step in steps]
         root2: Any = [c**0.5 for c in correction2]
 
         second_moments = exp_avg_sqs_
         if form == "paper":
-            second_moments = list(torch._foreach_div(exp_avg_sqs_, correction2))
+            second_moments = list(_torch.foreach_div(exp_avg_sqs_, correction2))
         if amsgrad:
-            torch._foreach_maximum_(max_exp_avg_sqs_, second_moments)
+            _torch.foreach_maximum_(max_exp_avg_sqs_, second_moments)
             second_moments = max_exp_avg_sqs_
 
         if form == "paper":
-            denom = torch._foreach_add(second_moments, eps)
-            torch._foreach_pow_(denom, partial)
+            denom = _torch.foreach_add(second_moments, eps)
+            _torch.foreach_pow_(denom, partial)
         else:
-            denom = torch._foreach_sqrt(second_moments)
+            denom = _torch.foreach_sqrt(second_moments)
             if partial == 0.5:
-                torch._foreach_div_(denom, root2)
-                torch._foreach_add_(denom, eps)
+                _torch.foreach_div_(denom, root2)
+                _torch.foreach_add_(denom, eps)
             else:
-                torch._foreach_add_(denom, eps)
-                torch._foreach_pow_(denom, 2 * partial)
+                _torch.foreach_add_(denom, eps)
+                _torch.foreach_pow_(denom, 2 * partial)
                 step_size = [s * r for s, r in zip(step_size, root2)]
 
         if capturable:
-            torch._foreach_div_(denom, step_size)
-            torch._foreach_neg_(denom)
-            torch._foreach_addcdiv_(params_, exp_avgs_, denom)
+            _torch.foreach_div_(denom, step_size)
+            _torch.foreach_neg_(denom)
+            _torch.foreach_addcdiv_(params_, exp_avgs_, denom)
         else:
-            torch._foreach_addcdiv_(
-                params_, exp_avgs_, denom, _stack_if_compiling([-s for s in step_size])
-            )
+            negative: Any = [-s for s in step_size]
+            if torch.compiler.is_compiling():
+                negative = torch.stack(negative)
+            _torch.foreach_addcdiv_(params_, exp_avgs_, denom, negative)
 
 
 def _bias_corrections_on_device(
     steps: list[Tensor], beta1: float | Tensor, beta2: float | Tensor, lr: float | Tensor
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Give lr / (1 - β1^t) and 1 - β2^t without a look at t from the host."""
-    correction1 = torch._foreach_pow(beta1, steps)  # type: ignore[arg-type]
-    correction2 = torch._foreach_pow(beta2, steps)  # type: ignore[arg-type]
+    """Return lr / (1 - β1^t) and 1 - β2^t without reading t on the host."""
+    correction1 = _torch.foreach_pow(beta1, steps)
+    correction2 = _torch.foreach_pow(beta2, steps)
     for correction in (correction1, correction2):
-        torch._foreach_sub_(correction, 1)
-        torch._foreach_neg_(correction)
+        _torch.foreach_sub_(correction, 1)
+        _torch.foreach_neg_(correction)
     return [lr / c for c in correction1], list(correction2)
 
 
 def _check_capturable(param: Tensor, step: Tensor) -> None:
-    devices = _get_capturable_supported_devices()
+    devices = _torch.capturable_devices()
     if param.device.type != step.device.type or param.device.type not in devices:
         raise AssertionError(
             f"If capturable=True, params and state_steps must be on supported devices: {devices}."
         )
 
 
-@torch._disable_dynamo
+@_torch.disable_dynamo
 def _fused_padam(
     params: list[Tensor],
     grads: list[Tensor],
@@ -276,12 +291,18 @@ def _fused_padam(
     found_inf: Tensor | None,
     **kwargs: Any,
 ) -> bool | None:
-    """One pass over memory: the compiled kernel on the CPU; elsewhere torch's own fused Adam, and
-    Triton's for what that does not know.
+    """Run the update in one pass over memory.
 
-    All of them walk through memory and take a parameter, its gradient and its moments to be laid out
-    alike, which nobody promises (torch's own goes wrong without a word). So gradients are laid out like
-    their parameters first, and a parameter with gaps goes to the reference.
+    On the CPU this is the compiled kernel. On accelerators it is torch's own fused Adam, or Triton
+    for the updates that torch's does not support.
+
+    All kernels walk through memory linearly and require the same layout for a parameter, its
+    gradient and its moments. Nothing guarantees that, and torch's own kernel silently computes
+    wrong results. So gradients are copied to their parameters' layout first, and parameters with
+    gaps go to the reference.
+
+    Returns:
+        Whether all parameters are finite after the step, or None if that is unknown.
     """
     lists = [params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps]
     by_kernel = cpu.supports(params) and 0.0 <= kwargs["partial"] <= 0.5
@@ -291,13 +312,13 @@ def _fused_padam(
         else torch.empty_like(p).copy_(grad)
         for p, grad in zip(params, grads)
     ]
-    alike: defaultdict[Any, list[int]] = defaultdict(list)  # by types
+    by_types: defaultdict[Any, list[int]] = defaultdict(list)
     rest: list[int] = []
     for i, p in enumerate(params):
         moments = (exp_avgs[i], exp_avg_sqs[i], *(max_exp_avg_sqs[i : i + 1]))
-        countable = not by_kernel or cpu.counts_steps(state_steps[i])
-        if countable and cpu.laid_out_alike(p, (aligned[i], *moments)):
-            alike[p.dtype, state_steps[i].dtype].append(i)
+        countable = not by_kernel or cpu.can_count_steps(state_steps[i])
+        if countable and cpu.same_layout(p, (aligned[i], *moments)):
+            by_types[p.dtype, state_steps[i].dtype].append(i)
         else:
             rest.append(i)
 
@@ -309,15 +330,15 @@ def _fused_padam(
             return None
         scale = 1.0 if grad_scale is None else float(grad_scale)
     finite = True
-    for indices in alike.values():
+    for indices in by_types.values():
         chosen = [pick(tensors, indices) for tensors in (params, aligned, *lists[2:])]
         into = pick(averages, indices) if averages is not None else None
         if by_kernel:
-            finite &= _by_cpu_kernel(chosen, into, fold_weight, scale, **kwargs)
+            finite &= _cpu_kernel_step(chosen, into, fold_weight, scale, **kwargs)
         else:
             if into is not None:
                 _fold(into, chosen[0], fold_weight)
-            _fused_elsewhere(chosen, grad_scale=grad_scale, found_inf=found_inf, **kwargs)
+            _accelerator_step(chosen, grad_scale=grad_scale, found_inf=found_inf, **kwargs)
     if rest:
         chosen = [pick(tensors, rest) for tensors in lists]
         if averages is not None:
@@ -327,10 +348,10 @@ def _fused_padam(
     return finite if by_kernel and not rest else None
 
 
-_NOT_THE_KERNELS = ("capturable", "differentiable", "has_complex", "lr")
+_NOT_FOR_KERNELS = ("capturable", "differentiable", "has_complex", "lr")
 
 
-def _by_cpu_kernel(
+def _cpu_kernel_step(
     lists: list[list[Tensor]],
     averages: list[Tensor] | None,
     fold_weight: float,
@@ -343,19 +364,17 @@ def _by_cpu_kernel(
         columns["max_exp_avg_sq"] = max_exp_avg_sqs
     columns["step"] = state_steps
     states = [dict(zip(columns, row)) for row in zip(*columns.values())]
-    prepared = cpu.Prepared(params, states, tuple(columns))
-    if averages is not None and not prepared.fit_averages(averages):
+    launch = cpu.Launch(params, states, tuple(columns))
+    if averages is not None and not launch.supports_averages(averages):
         _fold(averages, params, fold_weight)
         averages = None
-    options = {k: v for k, v in kwargs.items() if k not in _NOT_THE_KERNELS}
+    options = {k: v for k, v in kwargs.items() if k not in _NOT_FOR_KERNELS}
     lr = float(kwargs["lr"])
-    return prepared.step(
-        grads, averages, lr=lr, grad_scale=scale, fold_weight=fold_weight, **options
-    )
+    return launch.step(grads, averages, lr=lr, grad_scale=scale, fold_weight=fold_weight, **options)
 
 
-def _fused_elsewhere(lists: list[list[Tensor]], **kwargs: Any) -> None:
-    from gadam.optim import accelerator  # seldom wanted, and each module costs import time
+def _accelerator_step(lists: list[list[Tensor]], **kwargs: Any) -> None:
+    from gadam.optim import accelerator  # rarely needed, and each module costs import time
 
     partial, form = kwargs["partial"], kwargs["form"]
     if partial == 0.5 and form == "official":
@@ -363,7 +382,7 @@ def _fused_elsewhere(lists: list[list[Tensor]], **kwargs: Any) -> None:
         options = {k: v for k, v in kwargs.items() if k not in ("partial", "form")}
         torch_adam(*lists, fused=True, foreach=False, **options)
     elif accelerator.supports(lists[0]):
-        options = {k: v for k, v in kwargs.items() if k not in _NOT_THE_KERNELS}
+        options = {k: v for k, v in kwargs.items() if k not in _NOT_FOR_KERNELS}
         params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps = lists
         accelerator.step(
             params,
@@ -377,19 +396,37 @@ def _fused_elsewhere(lists: list[list[Tensor]], **kwargs: Any) -> None:
         )
     else:
         raise RuntimeError(
-            f"`fused=True` has no kernel here for partial={partial} with form={form!r} (the CPU kernel: "
-            f"{cpu.describe()}; accelerators: {accelerator.describe()}): leave `fused` out, or use "
-            "`foreach=True`"
+            f"`fused=True` has no kernel for partial={partial} with form={form!r} here (the CPU "
+            f"kernel: {cpu.describe()}; accelerators: {accelerator.describe()}). Omit `fused`, or "
+            "use `foreach=True`."
         )
 
 
 def _fold(averages: list[Tensor], params: list[Tensor], weight: float) -> None:
-    """Take the parameters into averages of other types, or in other places."""
+    """Fold the parameters into averages of another type or on another device."""
     for average, p in zip(averages, params):
         average.lerp_(p.to(average.device, average.dtype), weight)
 
 
-@_disable_dynamo_if_unsupported(single_tensor_fn=_single_tensor_padam)
+def _eager_unless_capturable(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Keep torch.compile out of a step on an accelerator that is not capturable.
+
+    Compiled code would use the step counts, which are on the device, as scalars.
+    """
+    eager = _torch.disable_dynamo(function)
+
+    @functools.wraps(function)
+    def inner(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        if torch.compiler.is_compiling() and not kwargs.get("capturable", False):
+            state_steps = cast("list[Tensor]", args[5])
+            if state_steps and state_steps[0].device.type in ("cuda", "xpu"):
+                return eager(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    return inner
+
+
+@_eager_unless_capturable
 def padam(
     params: list[Tensor],
     grads: list[Tensor],
@@ -418,10 +455,37 @@ def padam(
     partial: float,
     form: Form,
 ) -> bool | None:
-    """Functional form of the update: see :class:`gadam.Padam`.
+    """Perform the update of :class:`gadam.Padam` as a function.
 
-    Takes the parameters, as they are before the step, into ``averages`` with ``fold_weight`` where
-    those are given. Returns whether the parameters are finite after it, or None where nobody looked.
+    Args:
+        params: The parameters.
+        grads: Their gradients.
+        exp_avgs: Their first moments.
+        exp_avg_sqs: Their second moments.
+        max_exp_avg_sqs: The running maxima of the second moments. Empty without ``amsgrad``.
+        state_steps: Their step counts.
+        foreach: Use the multi-tensor implementation. None decides.
+        fused: Use a fused kernel. None decides.
+        capturable: Keep the step count on the device.
+        differentiable: Let autograd differentiate the step.
+        has_complex: Whether any parameter is complex.
+        grad_scale: GradScaler's scale, which the gradients still contain.
+        found_inf: GradScaler's verdict. If it is nonzero, the step changes nothing.
+        averages: The averages to fold the parameters into, as they are before the step.
+        fold_weight: The weight of the parameters in their averages.
+        beta1: The decay rate of the first moments.
+        beta2: The decay rate of the second moments.
+        lr: The learning rate.
+        weight_decay: The weight decay.
+        decoupled_weight_decay: Decay the weights instead of adding to the gradients.
+        eps: The term that keeps the denominator away from zero.
+        amsgrad: Use the running maxima of the second moments.
+        maximize: Maximize the objective.
+        partial: The exponent p.
+        form: The form of the update.
+
+    Returns:
+        Whether all parameters are finite after the step, or None if that is unknown.
     """
     if not params:
         return None
@@ -430,7 +494,7 @@ def padam(
             "API has changed, `state_steps` argument must contain a list of singleton tensors"
         )
 
-    # Elementwise, so a shard can be updated on its own: no DTensor dispatch, nothing gathered.
+    # The update is elementwise, so each process updates its own shards without DTensor dispatch.
     if not differentiable:
         grads = [local(grad, like=p) for grad, p in zip(grads, params)]
         params, exp_avgs, exp_avg_sqs, max_exp_avg_sqs = (
@@ -440,8 +504,8 @@ def padam(
         averages = averages and [local(t) for t in averages]
 
     if foreach is None and fused is None:
-        # Who computes in float64 wants digits before speed, and at p = 1/2 the reference is torch's
-        # AdamW to the bit: there fused=True must be asked for.
+        # Users of float64 prefer precision to speed, and at p = 1/2 the reference equals torch's
+        # AdamW bit for bit. So fused is opt-in for float64.
         fused = (
             not (capturable or differentiable or torch.compiler.is_compiling())
             and not isinstance(beta1, Tensor)
@@ -449,12 +513,12 @@ def padam(
             and not any(p.dtype == torch.float64 for p in params)
         )
         if not fused:
-            _, foreach = _default_to_fused_or_foreach(params, differentiable, use_fused=False)
+            foreach = _torch.foreach_by_default(params, differentiable)
             if isinstance(lr, Tensor) and not capturable:
                 foreach = False
     if foreach and any(p.is_cpu and p.dtype.itemsize < 4 for p in params):
-        # torch's foreach on the CPU is a loop that rounds scalars to the tensors' type: in bfloat16
-        # a decay of 0.998 becomes 0.996. The reference does not.
+        # On the CPU, torch's foreach functions round scalars to the tensors' type: a decay of 0.998
+        # becomes 0.996 in bfloat16. The reference does not round.
         foreach = False
 
     kwargs: dict[str, Any] = {
