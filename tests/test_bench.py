@@ -68,8 +68,3 @@ def test_bad_arguments_are_refused(arguments, sentence):
 def test_help():
     assert "bench" in run().stdout
     assert "--json" in run("bench", "--help").stdout
-
-
-def test_the_readme_shows_the_committed_results():
-    done = subprocess.run([sys.executable, ROOT / "benchmarks" / "readme.py", "--check"])
-    assert done.returncode == 0, "run: python benchmarks/readme.py"

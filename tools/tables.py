@@ -1,0 +1,415 @@
+"""Write the tables in README.md and docs/ from the committed results: `python -m tools.tables`.
+
+A table goes between `<!-- NAME -->` and `<!-- /NAME -->`. With `--check`, no page is changed, and
+the exit status is 1 if a page differs from what the results say.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterable
+from functools import cache
+
+from gadam.runs.archive import read_archive
+from gadam.runs.files import Document, Json
+from gadam.runs.record import POINTS, RunResult
+from gadam.runs.summary import SeedMean
+from tools import RESULTS, ROOT
+
+PAGES = ("README.md", "docs/analysis.md", "docs/language.md", "docs/theory.md")
+
+# The rows of the step-time table.
+CONTENDERS = (
+    "torch AdamW fused",
+    "Gadam",
+    "GadamX p=1/8",
+    "GadamX p=0.2",
+    "Gadam, a sample every step",
+    "torch AdamW fused + AveragedModel",
+    "schedulefree AdamW",
+    "pytorch_optimizer PAdam",
+)
+
+# Column titles by name in analysis.json.
+DIVERSITY = {
+    "kl": "KL, nats",
+    "total_variation": "total variation",
+    "disagreement": "disagreement, %",
+    "squared_distance": "‖p−q‖²",
+    "kl in thousands": "KL, thousands",
+    "total_variation in thousands": "total variation, thousands",
+    "distance": "distance",
+    "relative distance": "relative distance",
+    "drop": "ΔE",
+}
+NETWORKS = {
+    "networks": "networks",
+    "one": "single network: test error, %",
+    "ensemble": "ensemble",
+    "gain": "gain",
+}
+ENSEMBLE = {
+    "mean of the iterates": "mean over iterates: test error, %",
+    "ensemble of iterates": "ensemble of iterates",
+    "average of weights": "average of weights",
+}
+RATE = {"first": "first epoch", "middle": "halfway", "last": "last epoch"}
+PARAMETERS = {"parameters": "parameters", "gain": "gain in test accuracy, points"}
+SHARPNESS = {
+    "train": "train accuracy, %",
+    "test": "test accuracy, %",
+    "spectral norm": "spectral norm",
+    "squared norm a parameter": "‖H‖²_F/P",
+    "trace a parameter": "Tr H/P",
+    "noise a parameter": "noise, Tr Σ/P",
+    "noise scale": "noise scale",
+}
+
+
+# ------------------------------------------------------------------------------------- benchmarks
+
+
+def step_time() -> str:
+    """Return the time of a step relative to torch's fused AdamW, with a column per network."""
+    report = _read("step-time")
+    networks, machine, versions = report["networks"], report["machine"], report["versions"]
+    first = networks[0]
+    rows = []
+    for name in CONTENDERS:
+        ratios = [f"{network['results'][name]['ratio']:.2f}" for network in networks]
+        state = first["results"][name]["state bytes per parameter"]
+        rows.append([name, *ratios, f"{state:.0f}"])
+    base = ", ".join(
+        f"{network['results']['torch AdamW fused']['milliseconds']:.1f} ms" for network in networks
+    )
+    header = [
+        "step time relative to torch's fused AdamW",
+        *(network["network"] for network in networks),
+        "state, bytes per parameter",
+    ]
+    caption = (
+        f"Medians of {first['repetitions']} interleaved repetitions in float32 on "
+        f"{machine['threads']} threads ({machine['processor']}, {machine['kernel']}), with "
+        f"torch {versions['torch']}, schedulefree {versions['schedulefree']}, and "
+        f"pytorch_optimizer {versions['pytorch_optimizer']}. A step of torch's fused AdamW takes "
+        f"{base}. Source: `results/step-time.json`, written by `gadam bench --threads "
+        f"{machine['threads']} --repetitions {first['repetitions']} --out results/step-time.json`. "
+        "The machine is shared: memory bandwidth and clock speed vary by a third within minutes, "
+        "and ratios by a tenth."
+    )
+    return _table(header, rows, caption)
+
+
+def language_step() -> str:
+    """Return the time of a language model's training step, compared with a plain LSTM's."""
+    report = _read("language-step")
+    times = "; ".join(
+        f"`{name}` {row['gadam']:.3g} s vs. {row['plain']:.3g} s "
+        f"({row['speed, relative to plain']:.2f}× the speed)"
+        for name, row in report["seconds per step"].items()
+    )
+    return (
+        "A training step with weight drop, locked dropout, word dropout, and both regularizers, "
+        "compared with the same network built from plain `nn.LSTM` and `nn.Dropout`: "
+        f"{times}. Medians of interleaved repetitions on {report['threads']} threads with torch "
+        f"{report['torch']}, measured by `python benchmarks/language.py --out "
+        "results/language-step.json`. The machine is shared, and ratios vary by a tenth."
+    )
+
+
+def curvature() -> str:
+    """Return the cost of curvature, compared with other libraries."""
+    report = _read("curvature")
+    rows = []
+    for name, row in report["libraries"].items():
+        norm = "" if row["norm"] is None else f"{row['norm']:.2f}"
+        error = "" if row["off"] is None else f"{row['off']:.1e}"
+        rows.append([name, f"{row['product']:.3f}", f"{row['gradients']:.2f}", norm, error])
+    header = [
+        "library",
+        "Hessian-vector product, s",
+        "in gradients",
+        "spectral norm, s",
+        "relative error",
+    ]
+    versions = ", ".join(f"{name} {v}" for name, v in report["versions"].items() if v)
+    caption = (
+        f"`vgg-mini` ({report['parameters']:,} parameters) on {report['examples']:,} images, one "
+        f"thread; a gradient takes {report['gradient']:.3f} s. The requested tolerance of the "
+        f"spectral norm is {report['tolerance']:g}, which each library interprets in its own way; "
+        f"the last column is the largest error. Medians of {report['repetitions']} interleaved "
+        f"repetitions with torch {report['machine']['torch']}, {versions}, measured by "
+        "`python benchmarks/curvature.py --json results/curvature.json`."
+    )
+    return _table(header, rows, caption)
+
+
+# ------------------------------------------------------------------------------------ experiments
+
+
+def compare(name: str) -> str:
+    """Return the accuracy of both points and the paired gains of a sweep.
+
+    Args:
+        name: The archive of an image experiment.
+    """
+    summary = _read_files(name)["summary.json"]
+    rows = []
+    for row in summary["rows"]:
+        optimizer = summary["recipes"][row["label"]]["optimizer"]
+        gain = _seed_mean(row["difference"])
+        rows.append(
+            [
+                row["label"],
+                f"{optimizer['lr']:g}, {optimizer['weight_decay']:.2g}",
+                _text(_seed_mean(row["iterate"])),
+                _text(_seed_mean(row["average"])),
+                "" if gain is None else f"{gain.mean:+.2f} ± {gain.interval:.2f}",
+            ]
+        )
+    header = [
+        "method",
+        "learning rate, weight decay",
+        "last iterate",
+        "average",
+        "gain over base (95% interval)",
+    ]
+    caption = (
+        f"Test accuracy in %, mean ± standard error over {summary['seeds']} seeds. "
+        + _provenance(name, _seconds(row["seconds"] for row in summary["rows"]))
+    )
+    return _table(header, rows, caption, left=2)
+
+
+def language(name: str) -> str:
+    """Return the perplexity of both points on both splits of a sweep of language models.
+
+    Args:
+        name: The archive of a language experiment.
+    """
+    files = _read_files(name)
+    summary = files["summary.json"]
+    results: dict[str, list[RunResult]] = {}
+    for path, content in files.items():
+        folder, _, file = path.rpartition("/")
+        if file == "result.json":
+            label = files[f"{folder}/run.json"]["label"]
+            results.setdefault(label, []).append(RunResult.from_dict(content))
+    rows = []
+    for row in summary["rows"]:
+        runs = results[row["label"]]
+        cells = [row["label"], f"{summary['recipes'][row['label']]['optimizer']['lr']:g}"]
+        for split in ("validation", "test"):
+            for point in POINTS:
+                mean = SeedMean.of(run.metric("perplexity", point, split) for run in runs)
+                few = f" ({mean.count} of {len(runs)})" if mean and mean.count < len(runs) else ""
+                cells.append(_text(mean) + few)
+        cells.append("" if row["published"] is None else f"{row['published']:g}")
+        rows.append(cells)
+    header = [
+        "method",
+        "learning rate",
+        "validation: last iterate",
+        "average",
+        "test: last iterate",
+        "average",
+        "paper",
+    ]
+    seconds = _seconds(run.total_seconds for runs in results.values() for run in runs)
+    caption = (
+        f"Perplexity, mean ± standard error over {summary['seeds']} seeds. The paper's numbers are "
+        "test perplexities at full scale. " + _provenance(name, seconds)
+    )
+    return _table(header, rows, caption, left=2)
+
+
+def place() -> str:
+    """Return the perplexity of averages by the position in the text at which they are sampled."""
+    report = _read("language-place")
+    rows = []
+    for row in report["rows"]:
+        every = row["every"] if row["every"] == "epoch" else f"{row['every']} steps"
+        rows.append([every, str(row["samples"]), f"{row['validation']:.2f}", f"{row['test']:.2f}"])
+    caption = f"One seed. Command: `{report['command']}`. Source: `results/language-place.json`."
+    return _table(["sampled every", "samples", "validation", "test"], rows, caption)
+
+
+# --------------------------------------------------------------------------------------- analysis
+
+
+def measured(name: str, part: str, columns: dict[str, str]) -> str:
+    """Return what `gadam analyze` measured of a sweep, with a row per method.
+
+    Args:
+        name: The archive of the experiment.
+        part: The part of the analysis.
+        columns: Titles by name of the value.
+    """
+    found = _read_files(name)["analysis.json"]["parts"][part]
+    rows = [
+        [label, *(_rounded(values.get(key)) for key in columns)]
+        for label, values in found["values"].items()
+        if isinstance(values, dict)
+    ]
+    return _table(["method", *columns.values()], rows, _measured_caption(name))
+
+
+def sharpness(name: str) -> str:
+    """Return the paper's table: values at the average, and in parentheses at the last iterate.
+
+    Args:
+        name: The archive of the experiment.
+    """
+    found = _read_files(name)["analysis.json"]["parts"]["curvature"]
+    rows = []
+    for label, points in found["values"].items():
+        cells = [label]
+        for key in SHARPNESS:
+            first, *others = [f"{point[key]['mean']:.3g}" for point in points.values()]
+            cells.append(first + "".join(f" ({other})" for other in others))
+        rows.append(cells)
+    return _table(["method", *SHARPNESS.values()], rows, _measured_caption(name))
+
+
+def errata() -> str:
+    """Return the errors in the paper."""
+    from gadam.theory import ERRATA
+
+    rows = [[e.where, e.printed_as, e.correction] for e in ERRATA.values()]
+    return _table(["location", "printed", "correct"], rows, left=3)
+
+
+# ------------------------------------------------------------------------------------- formatting
+
+
+def _table(header: list[str], rows: list[list[str]], caption: str = "", left: int = 1) -> str:
+    """Return a Markdown table with numbers to the right, and a caption below."""
+    lines = [f"| {' | '.join(cells)} |" for cells in (header, *rows)]
+    lines.insert(1, "|" + "---|" * left + "---:|" * (len(header) - left))
+    return "\n".join([*lines, *(["", caption] if caption else [])])
+
+
+def _text(mean: SeedMean | None) -> str:
+    return "" if mean is None else str(mean)
+
+
+def _seed_mean(content: Document | None) -> SeedMean | None:
+    return None if content is None else SeedMean(**content)
+
+
+def _rounded(value: Json) -> str:
+    """Return a number, or a mean with its standard error, with three digits."""
+    if value is None:
+        return ""
+    if isinstance(value, dict):
+        if value["mean"] is None:
+            return ""
+        error = "" if value["error"] is None else f" ± {value['error']:.1g}"
+        return f"{value['mean']:.3g}{error}"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
+
+
+def _seconds(values: Iterable[float]) -> str:
+    seconds = list(values)
+    return f"{min(seconds):.0f}–{max(seconds):.0f} s per run on one core"
+
+
+def _provenance(name: str, *more: str) -> str:
+    summary = _read_files(name)["summary.json"]
+    machine = [f"torch {summary['versions']['torch']}", f"{summary['machine']['cores']} cores"]
+    return (
+        f"Command: `{summary['command']}` ({', '.join([*machine, *more])}). Source: "
+        f"`results/{name}.json`."
+    )
+
+
+def _measured_caption(name: str) -> str:
+    seeds = _read_files(name)["summary.json"]["seeds"]
+    return f"Means ± standard errors over {seeds} seeds. {_provenance(name)}"
+
+
+def _read(name: str) -> Document:
+    content: Document = json.loads((RESULTS / f"{name}.json").read_text())
+    return content
+
+
+@cache
+def _read_files(name: str) -> dict[str, Json]:
+    return read_archive(RESULTS / f"{name}.json")
+
+
+# ------------------------------------------------------------------------------------------ pages
+
+TABLES: dict[str, Callable[[], str]] = {
+    "step-time": step_time,
+    "compare": lambda: compare("compare"),
+    "fig2c": lambda: compare("fig2c"),
+    "errata": errata,
+    "language-step": language_step,
+    "place": place,
+    "tab-ptb": lambda: language("tab-ptb"),
+    "tab-ptb-nt": lambda: language("tab-ptb-nt"),
+    "fig-frequency": lambda: language("fig-frequency"),
+    "fig-tavg": lambda: language("fig-tavg"),
+    "curvature": curvature,
+    "fig1b": lambda: measured("fig1b", "diversity", DIVERSITY),
+    "fig2b": lambda: measured("fig2b", "diversity", DIVERSITY),
+    "fig1c": lambda: measured("fig1c", "networks", NETWORKS),
+    "fig1d": lambda: measured("fig1d", "ensemble", ENSEMBLE),
+    "fig2d": lambda: measured("fig2d", "rate", RATE),
+    "fig3d": lambda: measured("fig3d", "parameters", PARAMETERS),
+    "tab-sharpness": lambda: sharpness("tab-sharpness"),
+}
+
+
+def rendered(page: str) -> str:
+    """Return a page with its tables written again from the results.
+
+    Args:
+        page: The page's text.
+
+    Raises:
+        ValueError: A table has no end.
+    """
+    for name, table in TABLES.items():
+        begin, end = f"<!-- {name} -->\n", f"\n<!-- /{name} -->"
+        before, found, rest = page.partition(begin)
+        if found:
+            _, closed, after = rest.partition(end)
+            if not closed:
+                raise ValueError(f"<!-- {name} --> has no end. Add <!-- /{name} -->.")
+            page = before + begin + table() + end + after
+    return page
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write the pages, or check them.
+
+    Args:
+        arguments: The command line. Default: that of the process.
+
+    Returns:
+        The exit status: 1 if `--check` found a page that differs.
+    """
+    parser = argparse.ArgumentParser(prog="python -m tools.tables", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--check", action="store_true", help="change nothing; fail on a difference")
+    check = parser.parse_args(arguments).check
+    outdated = []
+    for name in PAGES:
+        path = ROOT / name
+        text = path.read_text()
+        new = rendered(text)
+        if new != text:
+            outdated.append(name)
+            if not check:
+                path.write_text(new)
+    if outdated:
+        print(f"{'Outdated' if check else 'Updated'}: {', '.join(outdated)}.")
+    return int(check and bool(outdated))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
