@@ -6,13 +6,10 @@ import json
 import math
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from gadam import bench
-
-ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize(
