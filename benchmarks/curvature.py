@@ -1,8 +1,10 @@
-"""Curvature beside PyHessian and curvlinops, in one run: `python benchmarks/curvature.py [--json FILE]`.
+"""Compare the speed of curvature products with PyHessian and curvlinops.
 
-On one thread, `vgg-mini` (trained for a few epochs, BatchNorm as in evaluation) and 2,000 pictures: seconds of a gradient and
-of a product with the Hessian, and of the spectral norm to 0.1 %. Interleaved, medians. A library that is not installed is
-left out: `pip install pyhessian curvlinops-for-pytorch`.
+Run `python benchmarks/curvature.py [--json FILE]`. The benchmark trains `vgg-mini` for a few epochs
+and uses 2,000 images, one thread, and BatchNorm in evaluation mode. It measures the time of a
+gradient, of a Hessian-vector product, and of the spectral norm to 0.1%. Runs are interleaved, and
+medians are reported. Libraries that are not installed are skipped. Install them with
+`pip install pyhessian curvlinops-for-pytorch`.
 """
 
 from __future__ import annotations
@@ -22,47 +24,48 @@ import torch
 from torch import nn
 
 from gadam.analysis import Curvature, top_eigenvalues
-from gadam.train import experiments, loop, record, task
-from gadam.train.recipe import override
+from gadam.runs.folder import RunFolder
+from gadam.runs.recipe import override
+from gadam.train import experiments, loop, tasks
 
 EXAMPLES, BATCH, TOLERANCE = 2000, 200, 1e-3
 
 
 def problem() -> tuple[nn.Module, list[Any]]:
-    """The network, trained a little, and the pictures."""
+    """Return the network after short training, and the images."""
     recipe = override(
         experiments.recipes()["compare-sgd"],
         ["epochs=6", f"batch_size={BATCH}", "evaluate_every=6"],
     )
-    built = task.build(recipe, 0, torch.device("cpu"), None)
+    task = tasks.build(recipe, 0, torch.device("cpu"), None)
     with tempfile.TemporaryDirectory() as folder:
         loop.train(recipe, folder)
-        _, state = record.Run(folder, recipe, 0).final_state()
-    built.model.load_state_dict(state["model"])
-    return built.model.eval(), list(built.training_data(EXAMPLES))
+        _, state = RunFolder(folder, recipe, 0).final_state()
+    task.model.load_state_dict(state["model"])
+    return task.model.eval(), list(task.training_data(EXAMPLES))
 
 
 def contenders(model: nn.Module, data: list[Any]) -> dict[str, dict[str, Callable[[], Any]]]:
-    """For each library what it takes for a product, and for the spectral norm (which it gives)."""
+    """Return the calls to time, by library: a product, and the spectral norm, which is returned."""
     loss = nn.CrossEntropyLoss()
     plain = Curvature(model, data, graph_memory=0)
     vector = torch.randn(plain.dimension, generator=torch.Generator().manual_seed(0))
     vector /= vector.norm()
 
     def gradient() -> None:
-        """By torch alone, as training takes it."""
+        """Compute the gradient with torch alone, as in training."""
         for x, y in data:
             torch.autograd.grad(loss(model(x), y), list(model.parameters()))
 
-    def kept() -> Curvature:
+    def cached() -> Curvature:
         return Curvature(model, data)
 
-    graphs = kept()
+    graphs = cached()
     found: dict[str, dict[str, Callable[[], Any]]] = {
         "gadam": {
             "gradient": gradient,
             "product": lambda: graphs @ vector,
-            "norm": lambda: float(top_eigenvalues(kept(), tolerance=TOLERANCE).values[0]),
+            "norm": lambda: float(top_eigenvalues(cached(), tolerance=TOLERANCE).values[0]),
         },
         "gadam, no graphs kept": {
             "product": lambda: plain @ vector,
@@ -113,7 +116,7 @@ def contenders(model: nn.Module, data: list[Any]) -> dict[str, dict[str, Callabl
 
 
 def main() -> None:
-    """Measure, print, write."""
+    """Run the benchmark, print the results, and write them as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--json", type=Path)
@@ -123,7 +126,7 @@ def main() -> None:
     found = contenders(model, data)
     seconds: dict[str, dict[str, list[float]]] = {name: {} for name in found}
     values: dict[str, list[float]] = {name: [] for name in found}
-    for repetition in range(arguments.repetitions + 1):  # the first warms up
+    for repetition in range(arguments.repetitions + 1):  # The first one is a warm-up.
         for name, calls in found.items():
             for what, call in calls.items():
                 start = time.perf_counter()
@@ -144,10 +147,9 @@ def main() -> None:
             "off": max(abs(v / exact - 1) for v in values[name]) if values[name] else None,
         }
         norm = f", norm {middle['norm']:.2f} s" if "norm" in middle else ""
-        off = f", off by {rows[name]['off']:.1e}" if values[name] else ""
-        print(
-            f"{name}: a product {middle['product']:.3f} s = {middle['product'] / gradient:.2f} gradients{norm}{off}"
-        )
+        off = f", relative error {rows[name]['off']:.1e}" if values[name] else ""
+        product = f"{middle['product']:.3f} s = {middle['product'] / gradient:.2f} gradients"
+        print(f"{name}: product {product}{norm}{off}")
     report = {
         "machine": {"processor": platform.machine(), "torch": torch.__version__},
         "versions": {name: _version(name) for name in ("pyhessian", "curvlinops-for-pytorch")},

@@ -13,10 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
+
+from gadam._modes import preserved_modes
+from gadam._torch import BATCHNORM_TYPES, versions
 
 __all__ = ["Curvature", "Loss"]
 
@@ -166,7 +169,11 @@ class Curvature:
             True if the cache holds the graphs of the whole dataset.
         """
         tensors = [*self.model.parameters(), *self.model.buffers()]
-        state = [(t.data_ptr(), t._version) for t in tensors]
+        writes = versions(tensors)
+        if writes is None:  # Changes cannot be detected, so a cache could be stale.
+            self.graph_memory = 0
+            return False
+        state = [(t.data_ptr(), version) for t, version in zip(tensors, writes)]
         if self._graphs and state == self._graphs_built_at:
             return True
         self._graphs = []  # Free the old graphs first: there may not be room for both sets.
@@ -343,44 +350,52 @@ class Curvature:
     @contextmanager
     def ready(self) -> Iterator[None]:
         """Disable dropout and set up BatchNorm. Restore modes and statistics on exit."""
-        modes = {module: module.training for module in self.model.modules()}
-        statistics = {}
+        statistics: dict[_BatchNorm, tuple[Tensor | None, Tensor | None]] = {}
         replaced: list[nn.Module] = []
-        self.model.eval()
-        for module in self.model.modules():
-            if not isinstance(module, nn.modules.batchnorm._BatchNorm):
-                continue
-            statistics[module] = (module.running_mean, module.running_var)
-            if self.batchnorm == "train":
-                # Without running statistics the layer uses the batch's and has none to update.
-                module.running_mean = module.running_var = None
-            elif (
-                type(module) in _STOCK_BATCHNORMS
-                and "forward" not in module.__dict__
-                and module.running_var is not None
-            ):
-                # The same function. The second derivative of torch's own takes a quarter of the
-                # time of a Hessian product.
-                module.forward = partial(_eval_batchnorm, module)  # type: ignore[method-assign]
-                replaced.append(module)
-        try:
-            with torch.enable_grad():
-                yield
-        finally:
-            for module, training in modes.items():
-                module.training = training
-            for module, (mean, variance) in statistics.items():
-                module.running_mean, module.running_var = mean, variance
-            for module in replaced:
-                del module.forward
+        with preserved_modes(self.model):
+            self.model.eval()
+            for module in self.model.modules():
+                if not isinstance(module, BATCHNORM_TYPES):
+                    continue
+                layer = cast("_BatchNorm", module)  # All types share the attributes used here.
+                statistics[layer] = (layer.running_mean, layer.running_var)
+                if self.batchnorm == "train":
+                    # Without running statistics the layer uses the batch's and has none to update.
+                    layer.running_mean = layer.running_var = None
+                elif (
+                    type(layer) in _INPUT_DIMS
+                    and "forward" not in layer.__dict__
+                    and layer.running_var is not None
+                ):
+                    # The same function. The second derivative of torch's own takes a quarter of the
+                    # time of a Hessian product.
+                    layer.forward = partial(_eval_batchnorm, layer)  # type: ignore[method-assign]
+                    replaced.append(layer)
+            try:
+                with torch.enable_grad():
+                    yield
+            finally:
+                for layer, (mean, variance) in statistics.items():
+                    layer.running_mean, layer.running_var = mean, variance
+                for module in replaced:
+                    del module.forward
 
 
-_STOCK_BATCHNORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+_BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
+_INPUT_DIMS: dict[type[nn.Module], range] = {
+    nn.BatchNorm1d: range(2, 4),
+    nn.BatchNorm2d: range(4, 5),
+    nn.BatchNorm3d: range(5, 6),
+    nn.SyncBatchNorm: range(2, 65),
+}
 
 
-def _eval_batchnorm(module: nn.modules.batchnorm._BatchNorm, x: Tensor) -> Tensor:
+def _eval_batchnorm(module: _BatchNorm, x: Tensor) -> Tensor:
     """Compute (x − μ)/σ·γ + β as one multiply-add."""
-    module._check_input_dim(x)  # type: ignore[no-untyped-call]
+    layer_type: type[nn.Module] = type(module)
+    if x.dim() not in _INPUT_DIMS[layer_type]:
+        result: Tensor = layer_type.forward(module, x)  # Raises torch's own error.
+        return result
     mean, variance = module.running_mean, module.running_var
     assert mean is not None
     assert variance is not None

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
+from gadam._torch import tree_leaves, tree_map
 from gadam.analysis.curvature import Batch, Curvature
 
 __all__ = ["GradientNoise", "measure_noise"]
@@ -119,16 +120,16 @@ def _by_example(at: Curvature, chunk: int) -> Iterator[tuple[Tensor, float, int]
     """Yield Σ g, Σ ‖g‖², and the number of examples, for up to ``chunk`` examples at a time."""
 
     def loss(params: dict[str, Tensor], example: Batch) -> Tensor:
-        batch = pytree.tree_map(lambda t: t.unsqueeze(0), example)
+        batch = tree_map(lambda t: t.unsqueeze(0), example)
         return at.loss_at(params, batch)[0]
 
     params = dict(zip(at.names, (p.detach() for p in at.params)))
     example_gradients = torch.vmap(torch.func.grad(loss), (None, 0))
     with at.ready():
         for batch in at.batches:
-            size = pytree.tree_leaves(batch)[0].shape[0]
+            size = tree_leaves(batch)[0].shape[0]
             for start in range(0, size, chunk):
-                examples = pytree.tree_map(lambda t, s=start: t[s : s + chunk], batch)
+                examples = tree_map(itemgetter(slice(start, start + chunk)), batch)
                 by_name = example_gradients(params, examples)
                 gradients = torch.cat([by_name[name].flatten(1) for name in at.names], dim=1)
                 yield (

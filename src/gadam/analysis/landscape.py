@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from gadam._modes import preserved_modes
+
 __all__ = ["Plane", "along_line", "over_plane"]
 
 State = Mapping[str, Tensor]
@@ -24,13 +26,11 @@ If the model has BatchNorm layers, it should refresh their statistics first.
 def _preserved(model: nn.Module) -> Iterator[None]:
     """Restore the model's state and training modes on exit."""
     before = {name: t.clone() for name, t in model.state_dict().items()}
-    modes = {module: module.training for module in model.modules()}
-    try:
-        yield
-    finally:
-        model.load_state_dict(before)
-        for module, training in modes.items():
-            module.training = training
+    with preserved_modes(model):
+        try:
+            yield
+        finally:
+            model.load_state_dict(before)
 
 
 @torch.no_grad()

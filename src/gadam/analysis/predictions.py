@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from gadam._modes import preserved_modes
+
 __all__ = ["Diversity", "Score", "diversity", "ensemble", "log_probabilities"]
 
 Batch = Any
@@ -43,19 +45,15 @@ def log_probabilities(
     Raises:
         ValueError: If ``batches`` is empty.
     """
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        outputs = []
+    outputs = []
+    with preserved_modes(model):
+        model.eval()
         for batch in batches:
             if forward is not None:
                 logits = forward(model, batch)
             else:
                 logits = model(batch[0] if isinstance(batch, tuple | list) else batch)
             outputs.append(logits.float().log_softmax(-1).cpu())
-    finally:
-        for module, training in modes.items():
-            module.training = training
     if not outputs:
         raise ValueError("batches is empty: there is nothing to predict.")
     return torch.cat(outputs)
