@@ -104,7 +104,7 @@ def _train(
     if recipe.compile:
         # Graphs compiled for an earlier run, or specialized to sizes seen so far, would make the
         # last bits depend on the history of the process.
-        torch._dynamo.reset()
+        torch.compiler.reset()
         forward = torch.compile(model, dynamic=False)  # type: ignore[assignment]
     finished = False
 
