@@ -1,20 +1,23 @@
-"""Runs that were never run: folders as training leaves them, from made-up numbers."""
+"""Write run folders as training leaves them, with made-up numbers."""
 
 from __future__ import annotations
 
-import json
 import random
 from pathlib import Path
 
-from gadam.train.recipe import (
+from gadam.runs import (
     Average,
     Data,
+    EpochRecord,
+    Experiment,
     Language,
     Optimizer,
     Recipe,
+    RunHeader,
+    RunResult,
     Schedule,
-    to_dict,
 )
+from gadam.runs.files import to_json, write_json
 
 RECIPES = {
     "AdamW": Recipe(
@@ -45,70 +48,81 @@ LANGUAGE = Recipe(
 def run(
     folder: Path, label: str, seed: int, *, recipe: Recipe | None = None, epochs: int | None = None
 ) -> None:
-    """A run folder, unfinished where it has fewer epochs than its recipe."""
+    """Write a run folder.
+
+    Args:
+        folder: Where to write it.
+        label: The run's name; one of :data:`RECIPES` if no recipe is passed.
+        seed: The run's seed.
+        recipe: What it trains.
+        epochs: Epochs done. With fewer than the recipe's, the run is not finished.
+    """
     recipe = recipe or RECIPES[label]
-    chance = random.Random(f"{label} {seed}")
     epochs = recipe.epochs if epochs is None else epochs
     folder.mkdir(parents=True)
-    description = {
-        "label": label,
-        "recipe": to_dict(recipe),
-        "seed": seed,
-        "versions": {"gadam": "0", "torch": "2"},
-        "machine": {"system": "made up"},
-    }
-    (folder / "run.json").write_text(json.dumps(description))
-    lines = []
-    for epoch in range(1, epochs + 1):
-        sampled = recipe.average is not None and epoch > 2
-        value = 60 + 3 * epoch + chance.random()
-        point = {"accuracy": value, "top5": 99.0, "loss": 1.0}
-        if recipe.language is not None:
-            point = {"perplexity": 100 - value, "loss": 1.0}
-        line = {
-            "epoch": epoch,
-            "lr": 0.01,
-            "train_loss": 1 / epoch,
-            "samples": max(0, epoch - 2) if sampled else 0,
-            "iterate": {"test": point, "validation": point},
-            "seconds": {"train": 1.0 + chance.random(), "refresh": 0.2, "evaluate": 0.1},
-        }
-        if sampled:
-            step = 2 if recipe.language is None else -2
-            better = {**point, recipe.metric: point[recipe.metric] + step}
-            line["average"] = {"test": better, "validation": better}
-        lines.append(line)
-    (folder / "epochs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    versions, machine = {"gadam": "0", "torch": "2"}, {"system": "made up"}
+    header = RunHeader(label, recipe, seed, threads=1, versions=versions, machine=machine)
+    write_json(folder / "run.json", header.to_dict())
+    rng = random.Random(f"{label} {seed}")
+    records = [_record(recipe, epoch, rng) for epoch in range(1, epochs + 1)]
+    lines = "".join(to_json(record.to_dict()) + "\n" for record in records)
+    (folder / "epochs.jsonl").write_text(lines)
     if epochs == recipe.epochs:
-        last = lines[-1]
-        result = {
-            "status": "done",
-            "epochs": epochs,
-            "iterate": last["iterate"],
-            "average": last.get("average"),
-            "samples": last["samples"],
-            "parameters": 1234,
-            "seconds": {"train": 9.0, "refresh": 1.0, "evaluate": 0.5},
-            "peak_memory": 3 * 2**20,
-        }
-        (folder / "result.json").write_text(json.dumps(result))
+        last = records[-1]
+        assert last.iterate is not None
+        result = RunResult(
+            "done",
+            epochs,
+            last.iterate,
+            last.average,
+            last.samples,
+            parameters=1234,
+            seconds={"train": 9.0, "refresh": 1.0, "evaluate": 0.5},
+            peak_memory=3 * 2**20,
+        )
+        write_json(folder / "result.json", result.to_dict())
+
+
+def _record(recipe: Recipe, epoch: int, rng: random.Random) -> EpochRecord:
+    sampled = recipe.average is not None and epoch > 2
+    value = 60 + 3 * epoch + rng.random()
+    point = {"accuracy": value, "top5": 99.0, "loss": 1.0}
+    step = 2
+    if recipe.language is not None:
+        point, step = {"perplexity": 100 - value, "loss": 1.0}, -2
+    better = {**point, recipe.metric: point[recipe.metric] + step}
+    return EpochRecord(
+        epoch,
+        lr=0.01,
+        train_loss=1 / epoch,
+        samples=epoch - 2 if sampled else 0,
+        iterate={"test": point, "validation": point},
+        average={"test": better, "validation": better} if sampled else None,
+        seconds={"train": 1.0 + rng.random(), "refresh": 0.2, "evaluate": 0.1},
+    )
 
 
 def sweep(folder: Path, seeds: int = 3) -> Path:
-    """Two methods, some seeds, and what the sweep says of itself."""
+    """Write the folder of an experiment with two methods.
+
+    Args:
+        folder: Where to write it.
+        seeds: Runs per method.
+
+    Returns:
+        The folder.
+    """
     for label in RECIPES:
         for seed in range(seeds):
             run(folder / f"{label.lower()}-{seed}", label, seed)
-    description = {
-        "name": "made",
-        "title": "Made up",
-        "metric": "accuracy",
-        "note": "",
-        "rows": list(RECIPES),
-        "bases": {"Gadam": "AdamW"},
-        "published": {"Gadam": 75.73},
-        "seeds": seeds,
-        "command": "gadam reproduce made",
-    }
-    (folder / "experiment.json").write_text(json.dumps(description))
+    experiment = Experiment(
+        "made",
+        "Made up",
+        RECIPES,
+        bases={"Gadam": "AdamW"},
+        published={"Gadam": 75.73},
+        seeds=seeds,
+        command="gadam reproduce made",
+    )
+    write_json(folder / "experiment.json", experiment.to_dict())
     return folder
