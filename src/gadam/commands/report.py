@@ -1,91 +1,92 @@
-"""`gadam report`."""
+"""The command `gadam report`."""
 
 from __future__ import annotations
 
-import sys
+import json
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
-from gadam.report.figures import write_figures, write_tables
-from gadam.report.page import ReportError, render
-from gadam.report.records import collect
-from gadam.train.record import RunError, write_atomically
+from gadam.report import ReportError, write
 
-__all__ = ["run", "write"]
+__all__ = ["run"]
 
 
-def write(folders: list[Path], out: Path, *, figures: bool = True) -> Path:
-    """Write report.html, and with it the figures and tables; gives the page's path."""
-    collection = collect(folders)
-    if not collection.runs and not collection.sections:
-        wrong = "; ".join(collection.problems) or "there are no runs"
-        raise ReportError(f"nothing to report in {', '.join(map(str, folders))}: {wrong}")
-    for problem in collection.problems:
-        print(f"note: {problem}", file=sys.stderr)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ReportError(f"{out} cannot be written to: {error.strerror}") from None
-    if figures and collection.runs:
-        write_figures(collection, out / "figures")
-        write_tables(collection, out / "figures")
-    page = out / "report.html"
-    write_atomically(page, render(collection).encode())
-    return page
+@dataclass(frozen=True)
+class _Arguments:
+    """Show runs as one HTML page that needs no network, with figures and tables beside it.
+
+    Args:
+        folders: Folders of runs, or of whole sweeps.
+        out: Where to write.
+        serve: Serve the page of a running sweep to a browser instead of writing it.
+        host: With --serve, the address to listen on. The default accepts only this machine.
+        port: With --serve, the port; 0 picks a free one.
+        figures: Write figures and tables too.
+        json: Print one JSON object per line.
+    """
+
+    folders: Annotated[
+        tuple[Path, ...],
+        tyro.conf.Positional,
+        tyro.conf.arg(metavar="DIR [DIR ...]", help_behavior_hint="(required)"),
+    ] = ()
+    out: Annotated[
+        Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: the first DIR)")
+    ] = None
+    serve: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    host: Annotated[str, tyro.conf.arg(metavar="HOST")] = "127.0.0.1"
+    port: Annotated[int, tyro.conf.arg(metavar="PORT")] = 8000
+    figures: bool = True
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
 
 
 def run(arguments: list[str]) -> int:
-    """Run the command. Gives its exit code."""
+    """Run the command.
 
-    def report(
-        folders: tyro.conf.Positional[tuple[Path, ...]],
-        out: Path | None = None,
-        serve: bool = False,
-        host: str = "127.0.0.1",
-        port: int = 8000,
-        figures: bool = True,
-    ) -> tuple[tuple[Path, ...], Path | None, bool, str, int, bool]:
-        """Run folders as one page that needs no network, with figures and tables beside it.
+    Args:
+        arguments: The command line after `gadam report`.
 
-        Args:
-            folders: of runs, or of whole sweeps
-            out: where to write (default: the first folder)
-            serve: show a sweep that runs, in a browser, instead of writing
-            host: with --serve: who may look; by default only this machine
-            port: with --serve; 0 is any that is free
-            figures: write the figures and tables too
-        """
-        return folders, out, serve, host, port, figures
+    Returns:
+        The exit code.
 
-    folders, out, serve, host, port, figures = tyro.cli(report, prog="gadam report", args=arguments)
-    try:
-        if not folders:
-            raise ReportError("say which folders, such as runs/compare")
-        if serve:
-            return _serve(list(folders), host, port)
-        page = write(list(folders), out or folders[0], figures=figures)
-    except (ReportError, RunError) as error:
-        print(f"gadam report: {error}", file=sys.stderr)
-        return 2
-    print(f"The report is {page}")
+    Raises:
+        UserError: The command cannot be carried out.
+    """
+    options = tyro.cli(_Arguments, prog="gadam report", args=arguments)
+    if not options.folders:
+        raise ReportError("Name at least one folder, such as runs/compare.")
+    if options.serve:
+        return _serve(options)
+    out = options.out or options.folders[0]
+    page = write(options.folders, out, figures=options.figures)
+    if options.json:
+        print(json.dumps({"event": "report", "page": str(page)}), flush=True)
+    else:
+        print(f"Report: {page}")
     return 0
 
 
-def _serve(folders: list[Path], host: str, port: int) -> int:
+def _serve(options: _Arguments) -> int:
     from gadam.report.serve import Server
 
-    for folder in folders:
+    for folder in options.folders:
         if not folder.is_dir():
-            raise ReportError(f"{folder} is not a folder")
+            raise ReportError(f"{folder} is not a folder.")
     try:
-        server = Server(folders, host, port)
+        server = Server(options.folders, options.host, options.port)
     except OSError as error:
         raise ReportError(
-            f"cannot serve on {host}:{port}: {error.strerror}; say another --port"
+            f"Cannot serve on {options.host}:{options.port}: {error.strerror}. Use a different "
+            "--port."
         ) from None
     with server:
-        print(f"The report is at {server.url} (Ctrl-C ends it)", flush=True)
+        if options.json:
+            print(json.dumps({"event": "serve", "url": server.url}), flush=True)
+        else:
+            print(f"Serving the report at {server.url} (press Ctrl-C to stop)", flush=True)
         try:
             server.serve_forever()
         except KeyboardInterrupt:

@@ -1,199 +1,195 @@
-"""The page's figures in the style of a paper, as PNG and SVG, and its table as Markdown, LaTeX, CSV."""
+"""The page's charts as figures for a paper, in PNG and SVG."""
 
 from __future__ import annotations
 
-import csv
 import io
 import warnings
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from gadam.report import series
-from gadam.report.page import ReportError
-from gadam.report.records import Collection
-from gadam.train import summary
-from gadam.train.record import write_atomically
+from gadam.report.errors import ReportError
+from gadam.report.style import (
+    BAND_OPACITY,
+    COST_COLORS,
+    FLOOR_COLOR_IN_FIGURES,
+    RC_PARAMS,
+    Dashes,
+    styles,
+)
+from gadam.runs import Collection
+from gadam.runs.files import write_atomically
 
-__all__ = ["STYLE", "dash", "logarithmic", "rendered", "write_figures", "write_tables"]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-STYLE: Any = {
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "#e3e7eb",
-    "axes.axisbelow": True,
-    "legend.frameon": False,
-    "legend.fontsize": 8,
-    "figure.constrained_layout.use": True,
-    "savefig.dpi": 200,
-    "text.parse_math": False,  # a label is a label
-    "svg.hashsalt": "gadam",  # the same numbers make the same file
-}
+__all__ = ["matplotlib_dashes", "png_and_svg", "set_log_scale", "write_figures"]
 
 
 def write_figures(collection: Collection, folder: Path) -> list[Path]:
-    """Learning curves, learning rates and costs; gives the files."""
+    """Write figures of learning curves, learning rates and costs.
+
+    Args:
+        collection: The runs.
+        folder: Where to write; created if it does not exist.
+
+    Returns:
+        The files.
+
+    Raises:
+        ReportError: The extra ``gadam[report]`` is not installed.
+    """
     try:
         import matplotlib as mpl
         from matplotlib.figure import Figure
     except ImportError:
-        raise ReportError("the figures need matplotlib: pip install 'gadam[report]'") from None
+        raise ReportError(
+            "The figures need matplotlib. Install it with: pip install 'gadam[report]'"
+        ) from None
     folder.mkdir(parents=True, exist_ok=True)
+    metrics = collection.experiment.metrics
+    panels: dict[str, list[Callable[[Axes], None]]] = {
+        "curves": [lambda axes, m=m: _draw_curves(collection, axes, m) for m in metrics],  # type: ignore[misc]
+        "rates": [lambda axes: _draw_rates(collection, axes)],
+        "costs": [lambda axes: _draw_costs(collection, axes)],
+    }
     written = []
-    with mpl.rc_context(STYLE), warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # of its search for ticks
-        metrics = collection.experiment.metrics
-        for name, draw in (("curves", _curves), ("rates", _rates), ("costs", _costs)):
-            sides = len(metrics) if draw is _curves else 1
-            figure = Figure(figsize=(6.3 * sides, 3.6))
-            for axes, metric in zip(figure.subplots(1, sides, squeeze=False)[0], metrics):
-                draw(collection, axes, metric)
-            for ending, content in rendered(figure).items():
-                path = folder / f"{name}.{ending}"
+    with mpl.rc_context(RC_PARAMS), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # from matplotlib's search for ticks
+        for name, draw_panels in panels.items():
+            figure = Figure(figsize=(6.3 * len(draw_panels), 3.6))
+            row = figure.subplots(1, len(draw_panels), squeeze=False)[0]
+            for axes, draw_panel in zip(row, draw_panels):
+                draw_panel(axes)
+            for extension, content in png_and_svg(figure).items():
+                path = folder / f"{name}.{extension}"
                 write_atomically(path, content)
                 written.append(path)
     return written
 
 
-def rendered(figure: Any) -> dict[str, bytes]:
-    """The figure as PNG and SVG: the same numbers make the same files."""
+# --------------------------------------------------------------------------- matplotlib helpers
+
+
+def png_and_svg(figure: Figure) -> dict[str, bytes]:
+    """Return the content of a figure's files by extension. Equal figures have equal files.
+
+    Args:
+        figure: The figure.
+    """
     found = {}
-    for ending in ("png", "svg"):
+    for extension in ("png", "svg"):
         content = io.BytesIO()
-        metadata = {"Date": None} if ending == "svg" else {"Software": None}
-        figure.savefig(content, format=ending, metadata=metadata)
-        found[ending] = content.getvalue()
+        metadata = {"Date": None} if extension == "svg" else {"Software": None}
+        figure.savefig(content, format=extension, metadata=metadata)
+        found[extension] = content.getvalue()
     return found
 
 
-def logarithmic(axis: Any) -> None:
-    """A logarithmic scale with plain numbers at it: labels are not parsed as mathematics."""
+def set_log_scale(axes: Axes, which: Literal["x", "y"]) -> None:
+    """Make an axis logarithmic, with plain numbers as labels.
+
+    Matplotlib's own labels are math text, which :data:`~gadam.report.style.RC_PARAMS` turns off.
+
+    Args:
+        axes: The axes, with all data drawn.
+        which: "x" or "y".
+    """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    axis._set_axes_scale("log")
+    if which == "x":
+        axes.set_xscale("log")
+    else:
+        axes.set_yscale("log")
+    axis = axes.xaxis if which == "x" else axes.yaxis
     low, high = sorted(axis.get_view_interval())
-    if high < 100 * low:  # too few powers of ten in it
+    if high < 100 * low:  # too few powers of ten for labels
         axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())
 
 
-def dash(pattern: tuple[int, ...]) -> Any:
-    """A pattern as matplotlib takes it."""
-    return (0, pattern) if pattern else "-"
+def matplotlib_dashes(dashes: Dashes) -> Any:
+    """Return a line style as matplotlib takes it.
+
+    Args:
+        dashes: The line style.
+    """
+    return (0, dashes) if dashes else "-"
 
 
-def _curves(collection: Collection, axes: Any, metric: str) -> None:
-    styles = series.styles(collection.labels)
-    part = collection.experiment.part
-    curves = [curve for curve in series.curves(collection, part) if curve.metric == metric]
-    if not curves:  # where there is no such part
-        part = "test"
+# --------------------------------------------------------------------------------------- figures
+
+
+def _draw_curves(collection: Collection, axes: Axes, metric: str) -> None:
+    method_styles = styles(collection.labels)
+    split = collection.experiment.split
+    curves = [curve for curve in series.curves(collection, split) if curve.metric == metric]
+    if not curves:  # the runs have no such split
+        split = "test"
         curves = [curve for curve in series.curves(collection) if curve.metric == metric]
-    averaged = {curve.label for curve in curves if curve.point == "average"}
+    averaged = series.averaged_labels(curves)
     for curve in curves:
-        style = styles[curve.label]
-        main = series.drawn_as(curve, averaged) == "average"
+        style = method_styles[curve.label]
+        styled_as = series.styled_as(curve, averaged)
+        main = styled_as == "average"
         axes.plot(
             curve.epoch,
             curve.value,
-            color=style.colour,
-            linestyle=dash(style.dashes["average" if main else "iterate"]),
+            color=style.color,
+            linestyle=matplotlib_dashes(style.dashes[styled_as]),
             linewidth=1.5 if main else 0.9,
             marker="o" if len(curve.epoch) == 1 else None,
             label=curve.label if main else None,
         )
-        axes.fill_between(curve.epoch, curve.low, curve.high, color=style.colour, alpha=0.15, lw=0)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.fill_between(
+            curve.epoch, curve.low, curve.high, color=style.color, alpha=BAND_OPACITY, lw=0
+        )
+    axes.locator_params(axis="x", integer=True)
     axes.set_xlabel("epoch")
-    axes.set_ylabel(series.axis_title(metric, part))
-    floor = series.floors(collection, part).get(metric)
+    axes.set_ylabel(series.axis_title(metric, split))
+    floor = series.floors(collection, split).get(metric)
     if floor is not None:
-        axes.axhline(floor, color="#555", linestyle=":", linewidth=1, label="best possible")
+        axes.axhline(
+            floor, color=FLOOR_COLOR_IN_FIGURES, linestyle=":", linewidth=1, label="best possible"
+        )
     if curves:
         axes.legend(ncols=2)
 
 
-def _rates(collection: Collection, axes: Any, _: str) -> None:
-    styles = series.styles(collection.labels)
+def _draw_rates(collection: Collection, axes: Axes) -> None:
+    method_styles = styles(collection.labels)
     for rate in series.rates(collection):
-        style = styles[rate["label"]]
-        colour = style.colour
+        style = method_styles[rate.label]
         axes.step(
-            range(len(rate["rate"])),
-            rate["rate"],
+            range(len(rate.rate)),
+            rate.rate,
             where="post",
-            color=colour,
-            linestyle=dash(style.dashes["average"]),
-            label=rate["label"],
+            color=style.color,
+            linestyle=matplotlib_dashes(style.dashes["average"]),
+            label=rate.label,
         )
-        if rate["start"] is not None:
-            axes.axvline(rate["start"], color=colour, linestyle="--", linewidth=1)
+        if rate.start is not None:
+            axes.axvline(rate.start, color=style.color, linestyle="--", linewidth=1)
     axes.set_xlabel("epoch")
     axes.set_ylabel("learning rate")
     if collection.labels:
-        logarithmic(axes.yaxis)
+        set_log_scale(axes, "y")
         axes.legend(ncols=2)
 
 
-def _costs(collection: Collection, axes: Any, _: str) -> None:
+def _draw_costs(collection: Collection, axes: Axes) -> None:
     costs = series.costs(collection)
-    labels = [cost["label"] for cost in costs]
+    labels = [cost.label for cost in costs]
     left = [0.0] * len(costs)
-    for what, colour in (("train", "#0072B2"), ("refresh", "#E69F00"), ("evaluate", "#8a939c")):
-        seconds = [cost["seconds"].get(what, 0.0) for cost in costs]
-        axes.barh(labels, seconds, left=left, color=colour, label=what)
+    for activity, color in COST_COLORS.items():
+        seconds = [cost.seconds.get(activity, 0.0) for cost in costs]
+        axes.barh(labels, seconds, left=left, color=color, label=activity)
         left = [a + b for a, b in zip(left, seconds)]
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
-    axes.set_xlabel("seconds an epoch")
+    axes.set_xlabel("seconds per epoch")
     if costs:
         axes.legend()
-
-
-def write_tables(collection: Collection, folder: Path) -> list[Path]:
-    """The headline table as table.md, table.tex and table.csv; gives the files."""
-    folder.mkdir(parents=True, exist_ok=True)
-    rows = [r for r in summary.rows(collection.experiment, collection.results) if r.runs]
-    texts = {
-        "table.md": summary.markdown(collection.experiment, rows) + "\n",
-        "table.tex": _latex(rows),
-        "table.csv": _csv(rows),
-    }
-    for name, text in texts.items():
-        write_atomically(folder / name, text.encode())
-    return [folder / name for name in texts]
-
-
-def _latex(rows: list[summary.Row]) -> str:
-    def cell(text: str) -> str:
-        special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-        special |= {c: f"\\{c}" for c in "&%$#_{}"}
-        special |= {"±": r"$\pm$", "–": "--"}
-        return "".join(special.get(c, c) for c in text)
-
-    lines = [
-        r"\begin{tabular}{lrrrrr}",
-        r"\toprule",
-        " & ".join(cell(name) for name in summary.HEADER) + r" \\",
-        r"\midrule",
-    ]
-    lines += [" & ".join(cell(text) for text in summary.cells(row)) + r" \\" for row in rows]
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
-
-
-def _csv(rows: list[summary.Row]) -> str:
-    """In full precision, a column a number."""
-    estimates = ("iterate", "average", "validation", "difference")
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    columns = [f"{name}_{part}" for name in estimates for part in ("mean", "error")]
-    writer.writerow(["method", "base", "runs", *columns, "published", "seconds"])
-    for row in rows:
-        numbers = []
-        for name in estimates:
-            estimate = getattr(row, name)
-            numbers += ["", ""] if estimate is None else [estimate.mean, estimate.error]
-        writer.writerow([row.label, row.base, row.runs, *numbers, row.published, row.seconds])
-    return out.getvalue()

@@ -1,178 +1,245 @@
-"""The numbers behind the figures: the page's and the paper's are drawn from the same ones."""
+"""The numbers behind the charts. The page and the figures are drawn from the same ones."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
-from gadam.report.records import Collection
-from gadam.train import optimizers, text
-from gadam.train.summary import Estimate, more_is_better
+from gadam.runs import Collection, RunRecord, more_is_better
+from gadam.runs.record import Point
+from gadam.runs.summary import SeedMean
 
-__all__ = ["COLOURS", "Curve", "Style", "costs", "curves", "floors", "rates", "styles"]
+__all__ = [
+    "Cost",
+    "Curve",
+    "LearningRate",
+    "averaged_labels",
+    "axis_title",
+    "costs",
+    "curves",
+    "floors",
+    "rates",
+    "styled_as",
+    "to_error",
+]
 
-# Okabe and Ito's, which the colour-blind can tell apart; the yellow is too light for lines.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#6A4C93", "#8C564B")
-_DASHES: dict[str, tuple[tuple[int, ...], ...]] = {  # in turn, when the colours have been used up
-    "average": ((), (10, 3), (10, 2, 2, 2)),
-    "iterate": ((2, 3), (1, 2), (4, 2, 1, 2)),
-}
-POINTS = ("average", "iterate")
-
-
-@dataclass(frozen=True)
-class Style:
-    """How a method's lines are drawn, by point."""
-
-    colour: str
-    dashes: dict[str, tuple[int, ...]]
-
-
-def styles(labels: list[str]) -> dict[str, Style]:
-    """A style for each method, no two alike for 24 of them."""
-    return {
-        label: Style(
-            COLOURS[i % len(COLOURS)],
-            {p: _DASHES[p][(i // len(COLOURS)) % 3] for p in POINTS},
-        )
-        for i, label in enumerate(labels)
-    }
+_POINTS: tuple[Point, Point] = ("average", "iterate")  # in drawing order
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A method's metric along training at one point: mean and band of a standard error over seeds."""
+    """A method's metric at one point over training: the mean over seeds and its standard error.
+
+    Args:
+        label: The method.
+        point: "average" or "iterate".
+        metric: Its name. Accuracies are shown as errors; see :func:`to_error`.
+        split: "test" or "validation".
+        epoch: The evaluated epochs. All fields below have one entry for each.
+        seconds: Mean wall time since the start.
+        value: The mean over seeds.
+        low: The mean minus one standard error.
+        high: The mean plus one standard error.
+        seeds: The number of seeds.
+    """
 
     label: str
-    point: str
+    point: Point
     metric: str
-    part: str
-    epoch: list[int] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
-    value: list[float] = field(default_factory=list)
-    low: list[float] = field(default_factory=list)
-    high: list[float] = field(default_factory=list)
-    seeds: list[int] = field(default_factory=list)
+    split: str
+    epoch: tuple[int, ...]
+    seconds: tuple[float, ...]
+    value: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    seeds: tuple[int, ...]
 
 
-def shown(metric: str, value: float) -> float:
-    """The metric as the curves show it, the smaller the better: an accuracy as an error."""
+@dataclass(frozen=True)
+class LearningRate:
+    """A method's learning rate over training.
+
+    Args:
+        label: The method.
+        rate: The learning rate per epoch. The last one is repeated, so that a step plot shows it.
+        start: Epochs before averaging starts; None if it does not.
+    """
+
+    label: str
+    rate: tuple[float, ...]
+    start: int | None
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a method costs, averaged over its runs.
+
+    Args:
+        label: The method.
+        seconds: Wall time per epoch by activity.
+        peak_memory: Megabytes, if the platform reports them.
+        parameters: Size of the network, if a run has finished.
+    """
+
+    label: str
+    seconds: Mapping[str, float]
+    peak_memory: int | None
+    parameters: int | None
+
+
+def to_error(metric: str, value: float) -> float:
+    """Return the metric as charts show it: an accuracy as an error, so that smaller is better.
+
+    Args:
+        metric: Its name.
+        value: Its value.
+    """
     return 100.0 - value if more_is_better(metric) else value
 
 
-def axis_title(metric: str, part: str = "test") -> str:
-    """What stands at the axis."""
-    return {"accuracy": f"{part} error, %", "top5": f"top-5 {part} error, %"}.get(
-        metric, f"{part} {metric}"
-    )
+def axis_title(metric: str, split: str = "test") -> str:
+    """Return the title of a metric's axis.
+
+    Args:
+        metric: Its name.
+        split: "test" or "validation".
+    """
+    errors = {"accuracy": f"{split} error, %", "top5": f"top-5 {split} error, %"}
+    return errors.get(metric, f"{split} {metric}")
 
 
-def curves(collection: Collection, part: str = "test") -> list[Curve]:
-    """All curves of a part of the data, each method's average and iterate."""
+def curves(collection: Collection, split: str = "test") -> list[Curve]:
+    """Return the learning curves of all methods, for their averages and iterates.
+
+    Args:
+        collection: The runs.
+        split: "test" or "validation".
+    """
     found = []
     for label in collection.labels:
         metric = collection.experiment.metric_of(label)
-        values: dict[str, dict[int, list[tuple[float, float]]]] = {
-            p: defaultdict(list) for p in POINTS
-        }
-        for run in (r for r in collection.runs if r.label == label):
-            elapsed = 0.0
-            for line in run.lines:
-                elapsed += sum(line.get("seconds", {}).values())
-                for point in POINTS:
-                    value = line.get(point, {}).get(part, {}).get(metric)
-                    if value is not None:
-                        values[point][line["epoch"]].append((shown(metric, value), elapsed))
-        for point, by_epoch in values.items():
-            if by_epoch:
-                found.append(_filled(Curve(label, point, metric, part), by_epoch))
+        for point in _POINTS:
+            curve = _curve(collection.runs_of(label), label, point, metric, split)
+            if curve is not None:
+                found.append(curve)
     return found
 
 
-def floors(collection: Collection, part: str = "test") -> dict[str, float]:
-    """The best that is possible, by metric, where it is known and the same for all of its rows."""
-    known: dict[str, set[float | None]] = defaultdict(set)
-    for label in collection.labels:
-        recipe = collection.experiment.recipes[label]
-        best = text.best_perplexity(recipe.data.name) if recipe.language is not None else {}
-        known[collection.experiment.metric_of(label)].add(best.get(part))
-    return {
-        metric: floor
-        for metric, (floor, *others) in known.items()
-        if floor is not None and not others
-    }
-
-
-def _filled(curve: Curve, by_epoch: dict[int, list[tuple[float, float]]]) -> Curve:
+def _curve(
+    runs: Iterable[RunRecord], label: str, point: Point, metric: str, split: str
+) -> Curve | None:
+    by_epoch: dict[int, list[tuple[float, float]]] = defaultdict(list)  # values and seconds
+    for run in runs:
+        elapsed = 0.0
+        for record in run.epochs:
+            elapsed += sum(record.seconds.values())
+            value = record.metric(metric, point, split)
+            if value is not None:
+                by_epoch[record.epoch].append((to_error(metric, value), elapsed))
+    rows = []
     for epoch, pairs in sorted(by_epoch.items()):
-        estimate = Estimate.of([value for value, _ in pairs])
-        if estimate is None:
+        mean = SeedMean.of(value for value, _ in pairs)
+        if mean is None:
             continue
-        error = estimate.error or 0.0
-        curve.epoch.append(epoch)
-        curve.seconds.append(round(sum(s for _, s in pairs) / len(pairs), 2))
-        curve.value.append(round(estimate.mean, 4))
-        curve.low.append(round(estimate.mean - error, 4))
-        curve.high.append(round(estimate.mean + error, 4))
-        curve.seeds.append(len(pairs))
-    return curve
+        error = mean.error or 0.0
+        seconds = round(sum(s for _, s in pairs) / len(pairs), 2)
+        bounds = round(mean.mean - error, 4), round(mean.mean + error, 4)
+        rows.append((epoch, seconds, round(mean.mean, 4), *bounds, len(pairs)))
+    if not rows:
+        return None
+    epochs, elapsed_seconds, values, lows, highs, seeds = zip(*rows)
+    return Curve(label, point, metric, split, epochs, elapsed_seconds, values, lows, highs, seeds)
 
 
-def drawn_as(curve: Curve, averaged: set[str]) -> str:
-    """The point whose line style a curve has: a method without an average is judged by its iterate,
-    and drawn as averages are.
+def averaged_labels(found: Iterable[Curve]) -> set[str]:
+    """Return the methods that have a curve of their average.
+
+    Args:
+        found: All curves of a chart.
+    """
+    return {curve.label for curve in found if curve.point == "average"}
+
+
+def styled_as(curve: Curve, averaged: set[str]) -> Point:
+    """Return the point that decides a curve's line style.
+
+    A method without an average is rated by its iterate, so its iterate is drawn like an average.
+
+    Args:
+        curve: The curve.
+        averaged: The methods that have an average; see :func:`averaged_labels`.
     """
     return curve.point if curve.label in averaged else "average"
 
 
-def rates(collection: Collection) -> list[dict[str, Any]]:
-    """Each method's learning rate by epoch, and the epoch after which averaging starts."""
+def floors(collection: Collection, split: str = "test") -> dict[str, float]:
+    """Return the best possible value by metric, for the metrics where it is known.
+
+    Args:
+        collection: The runs.
+        split: "test" or "validation".
+    """
+    known = collection.experiment.floors
+    return {
+        metric: known[metric][split]
+        for metric in collection.experiment.metrics
+        if split in known.get(metric, {})
+    }
+
+
+def rates(collection: Collection) -> list[LearningRate]:
+    """Return each method's learning rate, and where its averaging starts.
+
+    Args:
+        collection: The runs.
+    """
     found = []
     for label in collection.labels:
-        run = next(r for r in collection.runs if r.label == label)
-        recipe = run.recipe
-        values = [
-            recipe.optimizer.lr * optimizers.rate_factor(recipe, e) for e in range(recipe.epochs)
-        ]
-        sampled = [
-            line["epoch"]
-            for r in collection.runs
-            if r.label == label
-            for line in r.lines
-            if line.get("samples")
-        ]
-        planned = recipe.average.start if recipe.average is not None else None
-        # A trigger's first sample is in the line of the epoch after which it was taken.
-        start = planned if isinstance(planned, int) else min(sampled, default=0) - 1
-        if planned is None or start < 0:
-            start = None
-        values.append(values[-1])  # the last epoch has a width too
-        found.append({"label": label, "rate": [float(f"{v:.6g}") for v in values], "start": start})
+        runs = collection.runs_of(label)
+        recipe = runs[0].recipe
+        values = [recipe.learning_rate(epoch) for epoch in range(recipe.epochs)]
+        values.append(values[-1])
+        rounded = tuple(float(f"{value:.6g}") for value in values)
+        found.append(LearningRate(label, rounded, _averaging_start(runs)))
     return found
 
 
-def costs(collection: Collection) -> list[dict[str, Any]]:
-    """Seconds of an epoch by what they are spent on, and memory, in the mean over a method's runs."""
+def _averaging_start(runs: list[RunRecord]) -> int | None:
+    average = runs[0].recipe.average
+    if average is None:
+        return None
+    if isinstance(average.start, int):
+        return average.start
+    # A trigger takes its first sample at the end of the epoch that records it.
+    sampled = [record.epoch for run in runs for record in run.epochs if record.samples]
+    return min(sampled) - 1 if sampled else None
+
+
+def costs(collection: Collection) -> list[Cost]:
+    """Return the time and memory that each method takes.
+
+    Args:
+        collection: The runs.
+    """
     found = []
     for label in collection.labels:
-        runs = [r for r in collection.runs if r.label == label and r.lines]
+        runs = [run for run in collection.runs_of(label) if run.epochs]
         if not runs:
             continue
+        records = [record for run in runs for record in run.epochs]
         totals: dict[str, float] = defaultdict(float)
-        epochs = 0
-        for run in runs:
-            epochs += len(run.lines)
-            for line in run.lines:
-                for what, seconds in line.get("seconds", {}).items():
-                    totals[what] += seconds
-        memory = [r.result["peak_memory"] for r in runs if r.result and r.result.get("peak_memory")]
+        for record in records:
+            for activity, seconds in record.seconds.items():
+                totals[activity] += seconds
+        results = [run.result for run in runs if run.result is not None]
+        memory = [result.peak_memory for result in results if result.peak_memory]
         found.append(
-            {
-                "label": label,
-                "seconds": {what: round(s / max(epochs, 1), 4) for what, s in totals.items()},
-                "memory": round(max(memory) / 2**20) if memory else None,
-                "parameters": next((r.result.get("parameters") for r in runs if r.result), None),
-            }
+            Cost(
+                label,
+                {activity: round(total / len(records), 4) for activity, total in totals.items()},
+                round(max(memory) / 2**20) if memory else None,
+                results[0].parameters if results else None,
+            )
         )
     return found

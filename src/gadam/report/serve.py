@@ -1,4 +1,4 @@
-"""The report of a sweep that runs, in a browser: read-only, of these folders, on this machine."""
+"""Serve the report of a running sweep to a browser: read-only, and by default to this machine."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from gadam.report.page import render
-from gadam.report.records import collect
+from gadam.runs import collect
 
 __all__ = ["Server"]
 
-_WATCHED = ("*.json", "epochs.jsonl", "sections/*")
+_RECORDS = ("run.json", "epochs.jsonl", "result.json", "experiment.json", "sections/*.json")
 _TYPES = {
     ".html": "text/html; charset=utf-8",
     ".json": "application/json",
@@ -29,12 +29,12 @@ _TYPES = {
 
 
 class Server(ThreadingHTTPServer):
-    """Serves the page of some folders, made anew whenever a record has changed.
+    """Serves the page of some folders. The page is rendered again when a record has changed.
 
     Args:
-        folders: of the runs; only what is in the first of them is served as files
-        host: only this machine unless told otherwise
-        port: 0 is any that is free
+        folders: Folders of runs. Files are served only from the first one.
+        host: The address to listen on. The default accepts only this machine.
+        port: The port; 0 picks a free one.
     """
 
     daemon_threads = True
@@ -43,46 +43,44 @@ class Server(ThreadingHTTPServer):
         self.folders = [Path(folder).resolve() for folder in folders]
         self.host = host
         self._page: tuple[str, bytes] = ("", b"")
-        self._making = threading.Lock()
+        self._rendering = threading.Lock()
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, port), _Handler)
 
     @property
     def url(self) -> str:
-        """Where it is."""
+        """The address of the page."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.server_address[1]}/"
 
     def version(self) -> str:
-        """Changes with every record."""
+        """Return a hash that changes with every record."""
         digest = hashlib.sha256()
         for folder in self.folders:
-            for name in (
-                "run.json",
-                "epochs.jsonl",
-                "result.json",
-                "experiment.json",
-                "sections/*.json",
-            ):
+            for name in _RECORDS:
                 for path in sorted(folder.rglob(name)):
                     status = path.stat()
                     digest.update(f"{path} {status.st_mtime_ns} {status.st_size}\n".encode())
         return digest.hexdigest()[:16]
 
     def page(self) -> bytes:
-        """The page as of now."""
-        with self._making:  # once, however many look
+        """Return the page, up to date."""
+        with self._rendering:  # concurrent requests share one rendering
             version = self.version()
             if self._page[0] != version:
                 self._page = (version, render(collect(self.folders), live=version).encode())
             return self._page[1]
 
     def file(self, path: str) -> Path | None:
-        """A file in the first folder; None for what is not there, hidden, or outside of it."""
+        """Return a file in the first folder, or None if it is missing, hidden or outside.
+
+        Args:
+            path: The path of the request.
+        """
         wanted = unquote(path).lstrip("/")
-        if "\0" in wanted or any(part.startswith(".") for part in Path(wanted).parts):
+        if "\0" in wanted or any(name.startswith(".") for name in Path(wanted).parts):
             return None
-        found = (self.folders[0] / wanted).resolve()  # a link may lead anywhere
+        found = (self.folders[0] / wanted).resolve()  # follows links, which may lead outside
         inside = found.is_relative_to(self.folders[0])
         return found if inside and found.is_file() and found.suffix in _TYPES else None
 
@@ -92,19 +90,19 @@ class _Handler(BaseHTTPRequestHandler):
     server_version = "gadam"
 
     def do_GET(self) -> None:
-        """Answer with the page, its version, or a file of the folder."""
+        """Respond with the page, its version, or a file of the folder."""
         try:
-            self._answer()
+            self._respond()
         except ConnectionError:
-            pass  # who asked has left
+            pass  # the client disconnected
         except ValueError:
-            self._send(HTTPStatus.BAD_REQUEST, b"this is not a request", "text/plain")
+            self._send(HTTPStatus.BAD_REQUEST, b"Bad request.", "text/plain")
         except OSError:
-            self._send(HTTPStatus.NOT_FOUND, b"there is nothing of that name here", "text/plain")
+            self._send(HTTPStatus.NOT_FOUND, b"Not found.", "text/plain")
 
-    def _answer(self) -> None:
-        if not self._is_meant():
-            self._send(HTTPStatus.FORBIDDEN, b"this server is asked by another name", "text/plain")
+    def _respond(self) -> None:
+        if not self._host_is_allowed():
+            self._send(HTTPStatus.FORBIDDEN, b"Use this machine's own address.", "text/plain")
             return
         path = urlsplit(self.path).path
         if path == "/":
@@ -114,20 +112,20 @@ class _Handler(BaseHTTPRequestHandler):
         elif (file := self.server.file(path)) is not None:
             self._send(HTTPStatus.OK, file.read_bytes(), _TYPES[file.suffix])
         else:
-            self._send(HTTPStatus.NOT_FOUND, b"there is nothing of that name here", "text/plain")
+            self._send(HTTPStatus.NOT_FOUND, b"Not found.", "text/plain")
 
     do_HEAD = do_GET
 
-    def _is_meant(self) -> bool:
-        """Not a page elsewhere that has pointed a name of its own at this machine."""
+    def _host_is_allowed(self) -> bool:
+        """Reject DNS rebinding: a website that points its own name at this machine."""
         host = urlsplit(f"//{self.headers.get('Host', '')}").hostname
-        here = ("127.0.0.1", "::1", "localhost")
-        loopback = self.server.host in here or self.server.host.startswith("127.")
-        return not loopback or host in (*here, self.server.host)
+        local = ("127.0.0.1", "::1", "localhost")
+        loopback = self.server.host in local or self.server.host.startswith("127.")
+        return not loopback or host in (*local, self.server.host)
 
-    def _send(self, status: HTTPStatus, content: bytes, kind: str) -> None:
+    def _send(self, status: HTTPStatus, content: bytes, content_type: str) -> None:
         self.send_response(status)
-        self.send_header("Content-Type", kind)
+        self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(content)))
         self.send_header("Cache-Control", "no-store")
         self.send_header("X-Content-Type-Options", "nosniff")
@@ -136,4 +134,4 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(content)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        """Do not log requests."""

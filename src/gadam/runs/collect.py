@@ -65,7 +65,7 @@ class Section:
 
     Args:
         title: Its heading.
-        blocks: What it shows; see :mod:`gadam.report.page`.
+        blocks: What it shows; see :mod:`gadam.report.sections`.
         folder: Where its images are.
     """
 
@@ -117,7 +117,7 @@ def collect(folders: Iterable[str | Path]) -> Collection:
     """Read every run in or below these folders.
 
     Damaged and foreign files are skipped and named among the problems. Other parts of the library
-    add sections to the report by writing ``sections/*.json``; see :mod:`gadam.report.page`.
+    add sections to the report by writing ``sections/*.json``; see :mod:`gadam.report.sections`.
 
     Args:
         folders: Folders of runs, or of whole sweeps.

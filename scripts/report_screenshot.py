@@ -1,6 +1,6 @@
-"""Draw the README's picture of the report: `python scripts/report_picture.py`.
+"""Take the README's screenshot of the report: `python scripts/report_screenshot.py`.
 
-From the committed records in results/compare, by a headless Chromium.
+Renders the committed records of `gadam compare` in headless Chromium.
 """
 
 from __future__ import annotations
@@ -11,16 +11,20 @@ import sys
 import tempfile
 from pathlib import Path
 
-from gadam.report.command import write
+from gadam.report import write
 
 ROOT = Path(__file__).parents[1]
 
 
 def main() -> int:
-    """Write docs/report.png."""
+    """Write docs/report.png.
+
+    Returns:
+        The exit code.
+    """
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
-        print("this needs Chromium: apt-get install chromium", file=sys.stderr)
+        print("This script needs Chromium. Install it with: apt-get install chromium", file=sys.stderr)
         return 1
     target = ROOT / "docs" / "report.png"
     target.parent.mkdir(exist_ok=True)
