@@ -1,8 +1,10 @@
-"""A training step of the language model beside a plain one: `python benchmarks/language.py [--json FILE]`.
+"""Compare a training step of the language model with that of a plain LSTM.
 
-The plain network has the same sizes, from torch's own parts: nn.Embedding, three nn.LSTM with nn.Dropout
-between them, the embedding again as decoder. Ours has weight drop, one mask for all times, dropped words and
-the two regularisers besides. A step is forward, loss, backward, clipping and Adam; interleaved, medians.
+Run `python benchmarks/language.py [--out FILE]`. The plain network has the same sizes and is built
+from torch's own modules: nn.Embedding, three nn.LSTM layers with nn.Dropout between them, and the
+embedding again as the decoder. Ours adds weight drop, one dropout mask for all time steps, word
+dropout, and two regularizers. A step is the forward pass, the loss, the backward pass, clipping,
+and Adam. Runs are interleaved, and medians are reported.
 """
 
 from __future__ import annotations
@@ -20,18 +22,27 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gadam.train import lstm, task
+from gadam.runs.files import write_json
+from gadam.runs.recipe import Data, Language, Optimizer, Recipe
+from gadam.train import lstm
 from gadam.train.experiments import MINI_LANGUAGE
-from gadam.train.recipe import Data, Language, Optimizer, Recipe
+from gadam.train.tasks.language import LanguageTask, Passage
 
-SIZES = {  # words, batch size, the recipe's
+State = list[tuple[Tensor, Tensor]]  # hidden and cell state of each layer
+
+SIZES = {  # words, batch size, the recipe's settings
     "awd-lstm": (10_000, 20, Language(vary_bptt=False)),
     "awd-lstm-mini": (2_000, 10, MINI_LANGUAGE),
 }
 
 
 class Plain(nn.Module):
-    """The network as one would first write it."""
+    """The network without the AWD-LSTM's regularization.
+
+    Args:
+        like: The network with the sizes to use.
+        dropout: Dropout between layers.
+    """
 
     def __init__(self, like: lstm.AWDLSTM, dropout: float) -> None:
         super().__init__()
@@ -40,47 +51,49 @@ class Plain(nn.Module):
         self.layers = nn.ModuleList(
             nn.LSTM(layer.input_size, layer.hidden_size) for layer in like.layers
         )
-        self.decoder = nn.Linear(*reversed(self.embedding.weight.shape))
+        words, width = self.embedding.weight.shape
+        self.decoder = nn.Linear(width, words)
         self.decoder.weight = self.embedding.weight
         self.drop = nn.Dropout(dropout)
 
-    def forward(self, words: Tensor, states: list) -> tuple[Tensor, list]:
-        """Scores and the last states."""
-        x, after = self.drop(self.embedding(words)), []
-        for layer, state in zip(self.layers, states or [None] * len(self.layers)):
-            x, state = layer(x, state)
+    def forward(self, words: Tensor, states: State) -> tuple[Tensor, State]:
+        """Return the scores and the last states."""
+        x = self.drop(self.embedding(words))
+        after: State = []
+        for i, layer in enumerate(self.layers):
+            x, (hidden, cell) = layer(x, states[i] if states else None)
             x = self.drop(x)
-            after.append((state[0].detach(), state[1].detach()))
+            after.append((hidden.detach(), cell.detach()))
         return self.decoder(x), after
 
 
 def steps(name: str) -> dict[str, Callable[[], None]]:
-    """A training step of each."""
-    words, batch_size, plan = SIZES[name]
+    """Return a training step of each network."""
+    words, batch_size, settings = SIZES[name]
     recipe = Recipe(
         "r",
         model=name,
         data=Data("toy-language", augment=False),
         optimizer=Optimizer("adam", 1e-3, 1.2e-6),
-        language=plan,
+        language=settings,
         batch_size=batch_size,
     )
-    problem = task.Language(recipe, 0, torch.device("cpu"), None)
-    ours = lstm.build(name, words, **plan.dropouts)
-    plain = Plain(ours, plan.dropout)
-    text = torch.randint(words, (plan.bptt + 1, batch_size))
-    passage = task.Passage(text[:-1], text[1:], 0)
-    states: list = []
+    task = LanguageTask(recipe, 0, torch.device("cpu"), None)
+    ours = lstm.build(name, words, **settings.dropouts)
+    plain = Plain(ours, settings.dropout)
+    text = torch.randint(words, (settings.bptt + 1, batch_size))
+    passage = Passage(text[:-1], text[1:], 0)
+    states: State = []
 
     def ours_step() -> None:
-        loss, _ = problem.loss(ours, passage)
+        loss, _ = task.loss(ours, passage)
         finish(ours, loss)
 
     def plain_step() -> None:
         scores, states[:] = plain(passage.words, states)
         finish(plain, F.cross_entropy(scores.flatten(0, 1), passage.following.flatten()))
 
-    optimizers = {
+    optimizers: dict[nn.Module, torch.optim.Optimizer] = {
         model: torch.optim.Adam(model.parameters(), lr=1e-3, weight_decay=1.2e-6, fused=True)
         for model in (ours, plain)
     }
@@ -95,19 +108,19 @@ def steps(name: str) -> dict[str, Callable[[], None]]:
 
 
 def measure(name: str, repetitions: int) -> dict[str, float]:
-    """Median seconds of a step, and how fast ours is beside the plain one."""
+    """Return the median seconds per step, and our speed relative to the plain network."""
     contenders = steps(name)
     for step in contenders.values():
         step()
-    seconds: dict[str, list[float]] = {who: [] for who in contenders}
+    seconds: dict[str, list[float]] = {network: [] for network in contenders}
     order, shuffle = list(contenders), random.Random(0).shuffle
     for _ in range(repetitions):
         shuffle(order)
-        for who in order:
+        for network in order:
             start = time.perf_counter()
-            contenders[who]()
-            seconds[who].append(time.perf_counter() - start)
-    medians = {who: round(median(times), 5) for who, times in seconds.items()}
+            contenders[network]()
+            seconds[network].append(time.perf_counter() - start)
+    medians = {network: round(median(times), 5) for network, times in seconds.items()}
     return {
         **medians,
         "speed, relative to plain": round(medians["plain"] / medians["gadam"], 3),
@@ -116,23 +129,23 @@ def measure(name: str, repetitions: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure all sizes."""
+    """Run the benchmark, print the results, and write them as JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--json", type=Path, help="write the numbers here")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--out", type=Path, help="write the results to this file")
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     report = {
         "threads": options.threads,
         "torch": torch.__version__,
         "system": platform.platform(),
-        "seconds of a step": {
+        "seconds per step": {
             name: measure(name, 7 if name == "awd-lstm" else 101) for name in SIZES
         },
     }
     print(json.dumps(report, indent=1))
-    if options.json:
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
+    if options.out:
+        write_json(options.out, report)
 
 
 if __name__ == "__main__":

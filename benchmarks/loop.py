@@ -1,13 +1,13 @@
-"""What the training loop costs beside the training: `python benchmarks/loop.py [--json FILE]`.
+"""Measure the overhead of the training loop.
 
-On one thread, an epoch of `vgg-mini`: reading, augmenting and batching alone; the steps alone (model, loss,
-backward, optimiser) on batches that are ready; and the loop that does it all. Interleaved, medians.
+Run `python benchmarks/loop.py [--out FILE]`. It times an epoch of `vgg-mini` on one thread:
+loading, augmenting, and batching alone; the steps alone (model, loss, backward pass, optimizer) on
+prepared batches; and the complete loop. Runs are interleaved, and medians are reported.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import tempfile
 import time
@@ -16,9 +16,10 @@ from statistics import median
 
 import torch
 
-from gadam.train import loop, optimizers, task
-from gadam.train.recipe import Average, Data, Optimizer, Recipe
-from gadam.train.record import read_lines
+from gadam.runs.files import Document, write_json
+from gadam.runs.folder import read_epochs
+from gadam.runs.recipe import Average, Data, Optimizer, Recipe
+from gadam.train import loop, optimizers, tasks
 
 SETTINGS = {
     "fashion-mini, 14x14": Data("fashion-mini", validation=1500, size=14, augment=True, pad=2),
@@ -27,7 +28,7 @@ SETTINGS = {
 
 
 def measure(data: Data, repetitions: int) -> dict[str, float]:
-    """Seconds of an epoch's parts."""
+    """Return the seconds per epoch of data, steps, and loop."""
     recipe = Recipe(
         "r",
         model="vgg-mini",
@@ -38,54 +39,55 @@ def measure(data: Data, repetitions: int) -> dict[str, float]:
         evaluate_every=3,
         refresh_batchnorm=False,
     )
-    problem = task.build(recipe, 0, torch.device("cpu"), None)
-    optimizer, _ = optimizers.build(recipe, problem.model, 0)
-    ready = list(problem.batches(0))
+    task = tasks.build(recipe, 0, torch.device("cpu"), None)
+    optimizer, _ = optimizers.build(recipe, task.model, 0)
+    ready = list(task.batches(0))
     seconds: dict[str, list[float]] = {"data": [], "steps": [], "loop": []}
     for repetition in range(repetitions):
         start = time.perf_counter()
-        for _ in problem.batches(repetition):
+        for _ in task.batches(repetition):
             pass
         seconds["data"].append(time.perf_counter() - start)
-        problem.model.train()
+        task.model.train()
         start = time.perf_counter()
         for batch in ready:
             optimizer.zero_grad()
-            problem.loss(problem.model, batch)[0].backward()
+            task.loss(task.model, batch)[0].backward()
             optimizer.step()
         seconds["steps"].append(time.perf_counter() - start)
         with tempfile.TemporaryDirectory() as folder:
             loop.train(recipe, folder)
-            lines = read_lines(Path(folder) / "epochs.jsonl")
-            seconds["loop"].append(lines[-1]["seconds"]["train"])  # warmed up, as the others are
+            last = read_epochs(Path(folder) / "epochs.jsonl")[-1]  # warmed up, like the others
+            seconds["loop"].append(last.seconds["train"])
     return {name: median(values) for name, values in seconds.items()}
 
 
 def main() -> None:
-    """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Run the benchmark, print the results, and write them as JSON."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--repetitions", type=int, default=9)
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+    parser.add_argument("--out", type=Path, help="write the results to this file")
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    report = {
-        "machine": {"processor": platform.machine(), "torch": torch.__version__},
-        "repetitions": arguments.repetitions,
-        "epochs": {},
-    }
+    epochs: Document = {}
     for name, data in SETTINGS.items():
-        seconds = measure(data, arguments.repetitions)
-        shares = {
+        seconds = measure(data, options.repetitions)
+        overhead = {
             "data": seconds["data"] / seconds["steps"],
             "loop": (seconds["loop"] - seconds["data"] - seconds["steps"]) / seconds["steps"],
         }
-        report["epochs"][name] = {"seconds": seconds, "shares of the steps": shares}
+        epochs[name] = {"seconds": seconds, "overhead relative to steps": overhead}
         print(
-            f"{name}: steps {seconds['steps']:.2f} s, data {100 * shares['data']:.1f} %, "
-            f"the loop itself {100 * shares['loop']:.1f} %"
+            f"{name}: steps {seconds['steps']:.2f} s, data {100 * overhead['data']:.1f}%, "
+            f"loop {100 * overhead['loop']:.1f}%"
         )
-    if arguments.json:
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+    if options.out:
+        report = {
+            "machine": {"processor": platform.machine(), "torch": torch.__version__},
+            "repetitions": options.repetitions,
+            "epochs": epochs,
+        }
+        write_json(options.out, report)
 
 
 if __name__ == "__main__":
