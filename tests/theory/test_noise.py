@@ -1,4 +1,4 @@
-"""Noise that depends on the place: its covariance truly is ∂∂'k."""
+"""Tests of noise that depends on the weights: its covariance is ∂∂'k."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ coordinate = st.floats(-2, 2).filter(lambda x: abs(x) > 0.1)
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=repr)
 @given(st.tuples(coordinate, coordinate, coordinate), st.tuples(coordinate, coordinate, coordinate))
-def test_the_covariance_is_the_kernels_mixed_derivative(kernel, a, b):
+def test_covariance_is_mixed_derivative_of_kernel(kernel, a, b):
     w, v, step = np.array(a), np.array(b), 1e-4
 
     def k(x, y):
@@ -49,13 +49,15 @@ def joint(kernel) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=repr)
-@pytest.mark.parametrize("how", ["exact", "fourier"])
-def test_draws_have_that_covariance_entry_by_entry(kernel, how):
-    """Over 4,000 draws each entry is within five standard errors, and nearly all within three."""
+@pytest.mark.parametrize("method", ["exact", "fourier"])
+def test_draws_have_the_covariance_of_the_kernel(kernel, method):
+    """Over 4,000 draws, all entries are within 5 standard errors and almost all within 3."""
     draws = []
     for seed in range(4000):
         noise = (
-            ExactNoise(kernel, seed) if how == "exact" else FourierNoise(kernel, 3, 60, seed=seed)
+            ExactNoise(kernel, seed)
+            if method == "exact"
+            else FourierNoise(kernel, 3, 60, seed=seed)
         )
         draws.append(np.concatenate([noise(p) for p in POINTS]))
     x = np.array(draws)
@@ -69,19 +71,19 @@ def test_draws_have_that_covariance_entry_by_entry(kernel, how):
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=repr)
-def test_the_covariance_of_many_points_is_one(kernel):
+def test_joint_covariance_is_positive_definite(kernel):
     assert np.linalg.eigvalsh(joint(kernel)).min() > 0
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=repr)
 @pytest.mark.parametrize("structured", [False, True])
-def test_one_draw_is_one_function(kernel, structured):
+def test_fourier_draw_is_a_gradient_field(kernel, structured):
     noise = FourierNoise(kernel, 60, 120, seed=1, structured=structured)
     w = np.linspace(0.5, 1.5, 60) / np.sqrt(8)
     assert np.array_equal(noise(w), noise(w))
     near = noise(w + 1e-7)
     np.testing.assert_allclose(near, noise(w), atol=1e-4)
-    # It is a gradient: around a small square it does no work.
+    # A gradient field does no work around a closed loop.
     corners = [
         w,
         w + 1e-3 * np.eye(60)[0],
@@ -92,7 +94,7 @@ def test_one_draw_is_one_function(kernel, structured):
     assert abs(work) < 1e-8
 
 
-def test_structured_frequencies_are_their_own_adjoint():
+def test_structured_frequencies():
     from gadam.theory.noise import _Structured
 
     random = np.random.default_rng(0)
@@ -108,8 +110,8 @@ def test_structured_frequencies_are_their_own_adjoint():
 
 
 @pytest.mark.parametrize("structured", [False, True])
-def test_the_features_error_is_what_is_stated(structured):
-    """Of Tr Cov(ε, ε')/P over draws of the frequencies, for points at several distances."""
+def test_fourier_error_is_within_its_bound(structured):
+    """Check Tr Cov(ε, ε')/P over draws of the frequencies, for points at several distances."""
     dimension, features, kernel = 60, 120, Absolute(2.0, 3.0)
     random = np.random.default_rng(0)
     for scale in (0.0, 2.0, 6.0):
@@ -118,7 +120,7 @@ def test_the_features_error_is_what_is_stated(structured):
         traces = []
         for seed in range(200):
             noise = FourierNoise(kernel, dimension, features, seed=seed, structured=structured)
-            # Exactly, given the frequencies: amplitudes averaged over.
+            # Exact given the frequencies: the amplitudes are averaged analytically.
             angles = noise._frequencies.forward(a - b) / kernel.length_scale
             norms = (
                 sum(noise._frequencies.forward(unit) ** 2 for unit in np.eye(dimension))
@@ -133,7 +135,7 @@ def test_the_features_error_is_what_is_stated(structured):
         assert abs(np.mean(traces) - expected) < 5 * max(error, 1e-9) / np.sqrt(200)
 
 
-def test_an_exact_draw_is_one_function_too():
+def test_exact_draw_is_deterministic():
     noise = ExactNoise(Absolute(), seed=0)
     first = noise(np.zeros(3))
     noise(np.ones(3))
@@ -141,18 +143,18 @@ def test_an_exact_draw_is_one_function_too():
     assert not ExactNoise(Absolute(noise=0.0), seed=0)(np.zeros(3)).any()
 
 
-def test_what_a_relative_kernel_cannot_say():
+def test_invalid_uses_raise():
     with pytest.raises(TypeError, match="depends on both points"):
         Relative().trace(np.array(1.0), 3)
     with pytest.raises(TypeError, match="depends on both points"):
         summed_noise_trace(Relative(), np.ones(3), POINTS)
-    with pytest.raises(ValueError, match="no meaning at w = 0"):
+    with pytest.raises(ValueError, match="undefined at w = 0"):
         FourierNoise(Relative(), 3, 10)(np.zeros(3))
-    with pytest.raises(ValueError, match="for high dimensions"):
+    with pytest.raises(ValueError, match="only for dimension ≥ 50"):
         FourierNoise(Absolute(), 3, 10, structured=True)
 
 
-def test_the_lemma_is_the_covariance_of_the_sum():
+def test_summed_noise_trace_matches_covariances():
     weights = np.array([0.5, -1.0, 2.0])
     kernel = Absolute(1.3, 0.8)
     total = sum(
@@ -163,11 +165,11 @@ def test_the_lemma_is_the_covariance_of_the_sum():
     assert summed_noise_trace(kernel, weights, POINTS) == pytest.approx(total)
 
 
-def test_too_many_exact_draws_are_refused(monkeypatch):
+def test_too_many_exact_draws_raise(monkeypatch):
     monkeypatch.setattr(ExactNoise, "MAX_VALUES", 5)
     noise = ExactNoise(Absolute(), seed=0)
     noise(np.zeros(3))
-    with pytest.raises(ValueError, match="use FourierNoise"):
+    with pytest.raises(ValueError, match="Use FourierNoise"):
         noise(np.ones(3))
-    with pytest.raises(ValueError, match="length positive"):
+    with pytest.raises(ValueError, match="length_scale must be positive"):
         Absolute(1.0, 0.0)

@@ -1,4 +1,4 @@
-"""Predictions: against plain recursions, the paper's closed forms, and each other."""
+"""Tests of predictions against explicit recursions, closed forms and each other."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import special, stats
 
 from gadam import theory
-from gadam.theory import Segment, Quadratic, Spectrum
+from gadam.theory import Quadratic, Segment, Spectrum
 
 RATE = st.floats(0.01, 1.5)
 SEGMENTS = st.lists(
@@ -19,8 +19,8 @@ SEGMENTS = st.lists(
 )
 
 
-def by_hand(model: Quadratic, segments: list[Segment], weights: np.ndarray):
-    """Mean and covariance of all iterates, written out; then of Σ weights·w_t."""
+def explicit_moments(model: Quadratic, segments: list[Segment], weights: np.ndarray):
+    """Compute the mean and variance of Σ weights·w_t by explicit recursion."""
     steps = [(p.rate, p.batch_size) for p in segments for _ in range(p.steps)]
     n = len(steps)
     means, variances = [], []
@@ -48,7 +48,7 @@ def by_hand(model: Quadratic, segments: list[Segment], weights: np.ndarray):
     st.floats(0, 0.5),
     st.booleans(),
 )
-def test_every_point_is_the_recursion_written_out(segments, first, every, decay, gamma, adaptive):
+def test_points_match_explicit_recursion(segments, first, every, decay, gamma, adaptive):
     model = Quadratic(
         Spectrum([0.0, 0.3, 1.0], [1, 2, 3]),
         noise=0.7,
@@ -73,28 +73,28 @@ def test_every_point_is_the_recursion_written_out(segments, first, every, decay,
             moving / moving.sum(),
         )
     else:
-        with pytest.raises(ValueError, match="no step is sampled"):
+        with pytest.raises(ValueError, match="No step is sampled"):
             theory.average(model, segments, first, every)
     for found, weights in expected.values():
-        means, variances = by_hand(model, segments, weights)
+        means, variances = explicit_moments(model, segments, weights)
         np.testing.assert_allclose(found.mean, means, rtol=1e-8, atol=1e-10)
         np.testing.assert_allclose(found.variance, variances, rtol=1e-8, atol=1e-12)
 
 
 @given(st.floats(0.01, 0.9), st.floats(0.05, 2), st.integers(20, 3000), st.integers(1, 15))
-def test_the_closed_forms_agree_with_the_machinery(rate, lam, steps, every):
+def test_closed_forms_match_exact_predictions(rate, lam, steps, every):
     assume(0.02 < rate * lam < 0.95)
     model = Quadratic(Spectrum([lam]), noise=1.3, start=0.0)
-    run = Segment(steps, rate)
-    last = theory.last_iterate(model, run).variance[0]
+    segment = Segment(steps, rate)
+    last = theory.last_iterate(model, segment).variance[0]
     assert theory.last_variance(rate, lam, 1.3, steps) == pytest.approx(last, rel=1e-6)
-    average = theory.average(model, run, every, every).variance[0]
+    average = theory.average(model, segment, every, every).variance[0]
     assert theory.average_variance(rate, lam, 1.3, steps, every) == pytest.approx(average, rel=1e-5)
     long = Segment(20_000, rate)
     settled = theory.ema(model, long, 0.9).variance[0]
     assert theory.ema_variance(rate, lam, 1.3, 0.9) == pytest.approx(settled, rel=1e-8)
     moved = Quadratic(Spectrum([lam]), noise=1.3, start=2.0)
-    mean = theory.average(moved, run).mean[0]
+    mean = theory.average(moved, segment).mean[0]
     assert 2 * theory.average_mean(rate, lam, steps) == pytest.approx(mean, rel=1e-7)
     assert 2 * theory.average_mean(rate, lam, 10**6, leading=True) == pytest.approx(
         theory.average(moved, Segment(10**6, rate)).mean[0], rel=1e-6
@@ -104,8 +104,8 @@ def test_the_closed_forms_agree_with_the_machinery(rate, lam, steps, every):
     assert leading == pytest.approx(exact, rel=1e-3)
 
 
-def test_no_digits_are_lost_in_flat_directions():
-    """Where nαλ is tiny, the average's variance is s²α²·n(n+1)(2n+1)/6n²; the closed form has lost it."""
+def test_flat_directions_keep_precision():
+    """For tiny nαλ, the variance is s²α²·n(n+1)(2n+1)/6n². The closed form loses precision."""
     model = Quadratic(Spectrum([1e-12]), noise=1.0, start=0.0)
     n, rate = 1000, 0.1
     expected = rate**2 * (n + 1) * (2 * n + 1) / (6 * n)
@@ -113,7 +113,7 @@ def test_no_digits_are_lost_in_flat_directions():
     assert theory.average_variance(rate, 1e-12, 1.0, n) != pytest.approx(expected, rel=1e-2)
 
 
-def test_the_numbers_that_were_checked_by_simulation():
+def test_values_verified_by_simulation():
     one = Quadratic(Spectrum([2.0]), noise=1.0, start=0.0)
     assert theory.average(one, Segment(4000, 0.05)).variance[0] * 4000 == pytest.approx(
         0.25, abs=2e-3
@@ -135,7 +135,7 @@ def test_noise_may_differ_between_directions():
 
 
 @given(st.integers(1, 40), st.integers(0, 30), st.floats(0.05, 1.2))
-def test_distances_between_iterates(steps, later, rate):
+def test_squared_separation(steps, later, rate):
     model = Quadratic(
         Spectrum([0.2, 1.0], [2, 3]), noise=0.5, start=[1.0, 2.0], minimum=[0.0, -1.0]
     )
@@ -143,33 +143,33 @@ def test_distances_between_iterates(steps, later, rate):
     weights = np.zeros(total + 1)
     weights[total] += 1.0
     weights[steps] -= 1.0
-    mean, variance = by_hand(model, [Segment(total, rate)], weights)
+    mean, variance = explicit_moments(model, [Segment(total, rate)], weights)
     expected = model.spectrum.counts @ (mean**2 + variance)
     found = theory.squared_separation(model, Segment(steps, rate), later)
     assert found == pytest.approx(expected, rel=1e-8, abs=1e-12)
 
 
 @given(st.integers(1, 300), st.floats(0.1, 3), st.floats(0, 5))
-def test_the_expected_distance_is_that_of_the_chi_distribution(dimension, deviation, bias):
+def test_expected_distance_matches_chi_distribution(dimension, std, bias):
     moments = theory.Moments(
-        Quadratic(Spectrum([1.0], [dimension])), np.array([bias]), np.array([deviation**2])
+        Quadratic(Spectrum([1.0], [dimension])), np.array([bias]), np.array([std**2])
     )
-    scaled = dimension * (bias / deviation) ** 2
+    scaled = dimension * (bias / std) ** 2
     if bias == 0:
-        expected = deviation * stats.chi(dimension).mean()
-    else:  # E√X of a noncentral χ², by Laguerre's function
+        expected = std * stats.chi(dimension).mean()
+    else:  # E√X of a noncentral χ², by the Laguerre function
         expected = (
-            deviation
+            std
             * math.sqrt(2)
             * math.exp(special.gammaln((dimension + 1) / 2) - special.gammaln(dimension / 2))
             * special.hyp1f1(-0.5, dimension / 2, -scaled / 2)
         )
-    assume(math.isfinite(expected))  # scipy's function overflows for some
+    assume(math.isfinite(expected))  # hyp1f1 overflows for some arguments
     assert moments.distance == pytest.approx(expected, rel=1e-6)
     assert moments.distance <= math.sqrt(moments.squared_distance) * (1 + 1e-9)
 
 
-def test_concentration_holds_and_does_not_depend_on_the_dimension():
+def test_tail_bound_holds_in_any_dimension():
     random = np.random.default_rng(0)
     for dimension in (10, 1000):
         moments = theory.last_iterate(
@@ -185,14 +185,14 @@ def test_concentration_holds_and_does_not_depend_on_the_dimension():
 
 
 @given(st.integers(1, 60), st.integers(1, 50), st.floats(0.05, 3), st.floats(0.3, 3))
-def test_the_ball_lemma_is_the_incomplete_gamma_function(dimension, points, radius, deviation):
-    x = points ** (2 / dimension) * radius**2 / (2 * deviation**2)
+def test_ball_lemma_matches_incomplete_gamma_function(dimension, points, radius, std):
+    x = points ** (2 / dimension) * radius**2 / (2 * std**2)
     expected = special.gammainc(dimension / 2, x)
-    found = math.exp(theory.log_ball_probability(dimension, points, radius, deviation))
+    found = math.exp(theory.log_ball_probability(dimension, points, radius, std))
     assert found == pytest.approx(expected, rel=1e-8)
 
 
-def test_the_ball_lemma_where_it_underflows():
+def test_ball_lemma_does_not_underflow():
     found = float(theory.log_ball_probability(25_000_000, 10**6, 1.0, 1.0))
     a, x = 12_500_000.0, 0.5 * math.exp(math.log(10**6) / 12_500_000)
     assert found == pytest.approx(a * math.log(x) - x - special.gammaln(a + 1), rel=1e-9)
@@ -201,7 +201,7 @@ def test_the_ball_lemma_where_it_underflows():
     assert theory.far_apart(2, 1, 1.0, 1.0) == 1.0
 
 
-def test_iterates_are_as_far_apart_as_the_lemma_says():
+def test_far_apart_is_a_lower_bound():
     dimension, points, distance = 30, 40, 3.0
     random = np.random.default_rng(1)
     apart = []
@@ -214,22 +214,24 @@ def test_iterates_are_as_far_apart_as_the_lemma_says():
 
 
 @given(st.floats(0.01, 0.5), st.integers(10, 2000), st.floats(0, 3))
-def test_the_average_is_within_the_regret_bound(rate, steps, noise):
+def test_average_satisfies_regret_bound(rate, steps, noise):
     model = Quadratic(Spectrum([1.0, 0.1, 0.01]), noise=noise, start=[1.0, 2.0, 3.0])
     average = theory.average(model, Segment(steps, rate), first=1)
     bound = theory.regret_bound(14.0, rate, steps, noise * 3, smoothness=1.0)
     assert average.loss <= bound
 
 
-def test_the_regret_bound_is_refused_where_it_does_not_hold():
+def test_regret_bound_raises_outside_its_range():
     model = Quadratic(Spectrum([1.0]), noise=0.0, start=1.0)
-    assert theory.average(model, Segment(1, 1.9)).loss > 1 / (2 * 1.9)  # what it would say
+    assert theory.average(model, Segment(1, 1.9)).loss > 1 / (
+        2 * 1.9
+    )  # the bound would be violated
     for rate in (1.9, 0.0):
-        with pytest.raises(ValueError, match="up to 1/β = 1"):
+        with pytest.raises(ValueError, match="at most 1/β = 1"):
             theory.regret_bound(1.0, rate, 1, 0.0, smoothness=1.0)
 
 
-def test_the_best_rate_makes_the_bound_small():
+def test_best_rate_makes_the_bound_small():
     beta, sigma, distance = 1.0, 2.0, 3.0
     for steps in (100, 10_000):
         rate = theory.best_rate(beta, sigma, steps, distance)
@@ -238,7 +240,7 @@ def test_the_best_rate_makes_the_bound_small():
         assert bound <= beta * distance**2 / (2 * steps) + 1.5 * sigma * distance / math.sqrt(steps)
 
 
-def test_drops_and_larger_batches_end_where_they_should():
+def test_rate_drops_and_batch_growth_reach_stationary_variance():
     model = Quadratic(Spectrum([1.0]), noise=1.0, start=1.0)
     for segment in (Segment(5000, 0.01), Segment(5000, 0.1, 10.0)):
         end = theory.last_iterate(model, [Segment(100, 0.1), segment]).variance[0]
@@ -246,7 +248,7 @@ def test_drops_and_larger_batches_end_where_they_should():
         assert end == pytest.approx(settled, rel=1e-9)
 
 
-def test_where_weight_decay_and_preconditioning_let_it_settle():
+def test_weight_decay_and_preconditioning():
     lam, gamma, eps = np.array([0.1, 1.0]), 0.2, 0.05
     model = Quadratic(
         Spectrum(lam), minimum=[3.0, -1.0], weight_decay=gamma, preconditioner=lam + eps
@@ -256,32 +258,35 @@ def test_where_weight_decay_and_preconditioning_let_it_settle():
     np.testing.assert_allclose(end.mean, lam * h * [3.0, -1.0] / (gamma + lam * h))
     q = 1 - 0.1 * (gamma + lam * h)
     np.testing.assert_allclose(end.variance, (0.1 * h) ** 2 / (1 - q**2))
-    # With the noise truly preconditioned, n·Var of the average goes to s²/λ² again.
+    # If the noise is preconditioned too, n·Var of the average still converges to s²/λ².
     perfect = Quadratic(Spectrum(lam), start=0.0, preconditioner=lam)
     average = theory.average(perfect, Segment(10**6, 0.1))
     np.testing.assert_allclose(1e6 * average.variance, 1 / lam**2, rtol=1e-3)
 
 
 @pytest.mark.parametrize(
-    ("make", "sentence"),
+    ("make", "message"),
     [
-        (lambda: Segment(-1, 0.1), "neither they nor rate negative"),
-        (lambda: Segment(1, 0.1, 0), "batch size must be positive"),
-        (lambda: Quadratic(Spectrum([1.0]), noise=-1), "must not be negative"),
+        (lambda: Segment(-1, 0.1), "steps must be a non-negative integer"),
+        (lambda: Segment(1, 0.1, 0), "batch_size must be positive"),
+        (lambda: Quadratic(Spectrum([1.0]), noise=-1), "must be non-negative"),
         (lambda: Quadratic(Spectrum([1.0]), preconditioner=0.0), "must be positive"),
         (lambda: theory.last_iterate(Quadratic(Spectrum([1.0])), []), "at least one segment"),
         (lambda: theory.average(Quadratic(Spectrum([1.0])), Segment(5, 0.1), 0), "at least 1"),
         (lambda: theory.ema(Quadratic(Spectrum([1.0])), Segment(5, 0.1), 0.5, 1, -1), "at least 1"),
-        (lambda: theory.average_variance(0.1, 1.0, 1.0, 5, 9), "no step is sampled"),
+        (lambda: theory.average_variance(0.1, 1.0, 1.0, 5, 9), "No step is sampled"),
         (lambda: theory.last_variance(1.0, 3.0, 1.0), "0 < αλ < 2"),
         (lambda: theory.ema_variance(1.0, 0.0, 1.0, 0.9), "0 < αλ < 2"),
-        (lambda: Segment(10.5, 0.1), "whole number"),  # type: ignore[arg-type]
+        (lambda: Segment(10.5, 0.1), "steps must be a non-negative integer"),  # type: ignore[arg-type]
         (lambda: Segment(3, -0.1), "rate"),
         (lambda: Segment(10, math.nan), "rate"),
         (lambda: Quadratic(Spectrum([1.0]), noise=math.nan), "noise must be finite"),
-        (lambda: theory.ema(Quadratic(Spectrum([1.0])), Segment(5, 0.1), 1.0), r"lie in \(0, 1\)"),
+        (
+            lambda: theory.ema(Quadratic(Spectrum([1.0])), Segment(5, 0.1), 1.0),
+            r"must be in \(0, 1\)",
+        ),
     ],
 )
-def test_what_cannot_be(make, sentence):
-    with pytest.raises(ValueError, match=sentence):
+def test_invalid_arguments_raise(make, message):
+    with pytest.raises(ValueError, match=message):
         make()

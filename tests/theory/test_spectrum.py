@@ -1,4 +1,4 @@
-"""Spectra: their moments are the known ones."""
+"""Tests of spectra: their moments match known values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gadam.theory import Spectrum, marchenko_pastur, measured, power_law
 
 
 @given(st.floats(0.05, 0.95), st.floats(0.1, 10))
-def test_marchenko_pastur_has_its_moments(ratio, scale):
+def test_marchenko_pastur_moments(ratio, scale):
     spectrum = marchenko_pastur(5000, ratio, scale)
     assert spectrum.dimension == pytest.approx(5000)
     for power, expected in (
@@ -27,14 +27,14 @@ def test_marchenko_pastur_has_its_moments(ratio, scale):
     assert spectrum.eigenvalues.max() <= edges[1]
 
 
-def test_more_parameters_than_examples_leave_flat_directions():
+def test_marchenko_pastur_with_more_parameters_than_examples_has_zeros():
     spectrum = marchenko_pastur(1000, 4.0)
     assert spectrum.counts[spectrum.eigenvalues == 0].sum() == pytest.approx(750)
     assert spectrum.mean(lambda x: x) == pytest.approx(1.0)
     assert spectrum.mean(lambda x: x**2) == pytest.approx(5.0)
 
 
-def test_marchenko_pastur_is_that_of_random_matrices():
+def test_marchenko_pastur_matches_random_matrices():
     x = np.random.default_rng(0).standard_normal((400, 800))
     values = np.linalg.eigvalsh(x @ x.T / 800)
     spectrum = marchenko_pastur(400, 0.5, nodes=400)
@@ -43,35 +43,35 @@ def test_marchenko_pastur_is_that_of_random_matrices():
 
 
 @given(st.floats(0, 2), st.integers(50, 5000))
-def test_a_power_law_in_groups_is_nearly_the_whole_one(exponent, dimension):
-    whole, grouped = power_law(dimension, exponent, 3.0), power_law(dimension, exponent, 3.0, 400)
+def test_grouped_power_law_approximates_full_one(exponent, dimension):
+    full, grouped = power_law(dimension, exponent, 3.0), power_law(dimension, exponent, 3.0, 400)
     assert len(grouped.eigenvalues) <= 400
     assert grouped.dimension == pytest.approx(dimension)
     for f in (lambda v: v, lambda v: v**2):
-        assert grouped.mean(f) == pytest.approx(whole.mean(f), rel=1e-3)
+        assert grouped.mean(f) == pytest.approx(full.mean(f), rel=1e-3)
 
 
-def test_a_measured_density_loses_its_negative_part():
+def test_measured_drops_negative_nodes():
     spectrum = measured([-0.5, 0.0, 1.0], [1.0, 2.0, 1.0], dimension=40)
     assert spectrum.eigenvalues.tolist() == [0.0, 1.0]
     assert spectrum.counts.tolist() == [20.0, 10.0]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("arguments", "message"),
     [
-        (([1.0, -0.1],), "no minimum along a negative eigenvalue"),
-        (([],), "not empty"),
+        (([1.0, -0.1],), "no minimum along a direction with a negative eigenvalue"),
+        (([],), "non-empty"),
         (([1.0, np.nan],), "finite"),
-        (([1.0, 2.0], [1.0]), "positive count for each"),
+        (([1.0, 2.0], [1.0]), "one positive number per eigenvalue"),
     ],
 )
-def test_spectra_that_cannot_be(arguments, sentence):
-    with pytest.raises(ValueError, match=sentence):
+def test_invalid_spectra_raise(arguments, message):
+    with pytest.raises(ValueError, match=message):
         Spectrum(*arguments)
     with pytest.raises(ValueError, match="ratio"):
         marchenko_pastur(10, -1.5)
-    with pytest.raises(ValueError, match="no weight negative"):
+    with pytest.raises(ValueError, match="weights non-negative"):
         measured([1.0, 2.0], [2.0, -1.0], 10)
     with pytest.raises(ValueError, match="exponent"):
         power_law(10, -1)
