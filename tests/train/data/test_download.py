@@ -1,4 +1,4 @@
-"""`gadam data`: all of a data set or nothing, and never again what is there."""
+"""Downloads are all or nothing, and complete data sets are not downloaded again."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ from typing import Any
 
 import pytest
 
-from gadam.train import download, text
-from gadam.train.data import DataError, load
-from gadam.train.download import fetch
+from gadam.train.data import DataError, download, load, text
+from gadam.train.data.download import fetch
 
 RECORDS = bytes([3, 7, *[1] * 3072]) * 2
 
@@ -37,10 +36,10 @@ def archive(**files: bytes) -> bytes:
     return packed.getvalue()
 
 
-CIFAR100 = archive(**{f"cifar-100-binary/{part}.bin": RECORDS for part in ("train", "test")})
+CIFAR100 = archive(**{f"cifar-100-binary/{split}.bin": RECORDS for split in ("train", "test")})
 IDX = {
-    f"{part}-{kind}-ubyte.gz": gzip.compress(content)
-    for part in ("train", "t10k")
+    f"{stem}-{kind}-ubyte.gz": gzip.compress(content)
+    for stem in ("train", "t10k")
     for kind, content in {
         "images-idx3": bytes([0, 0, 8, 3, *[0, 0, 0, 2] * 3]) + bytes(8),
         "labels-idx1": bytes([0, 0, 8, 1, 0, 0, 0, 2, 5, 6]),
@@ -49,16 +48,16 @@ IDX = {
 
 
 class Server:
-    """Serves a folder on this machine, and counts what it was asked for."""
+    """Serves a folder on this machine, and records the requests."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         server = self
 
         class Handler(SimpleHTTPRequestHandler):
             def log_message(self, format: str, *args: Any) -> None:
-                server.asked.append(self.path)
+                server.requests.append(self.path)
 
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(folder)))
         self.url = f"http://127.0.0.1:{self.http.server_port}"
@@ -67,7 +66,7 @@ class Server:
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """With the files of two data sets, whose hashes are taken for the published ones."""
+    """Serve the files of two data sets, with their hashes as the published ones."""
     (tmp_path / "served").mkdir()
     for name, files in {"cifar100": {"cifar-100-binary.tar.gz": CIFAR100}, "mnist": IDX}.items():
         for file, content in files.items():
@@ -85,28 +84,30 @@ def publish(monkeypatch: pytest.MonkeyPatch, name: str, files: dict[str, bytes])
     monkeypatch.setitem(download._PUBLISHED, name, published)
 
 
-def test_a_text_is_fetched_over_a_damaged_one(
+def test_damaged_text_is_replaced(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    texts = {f"ptb.{part}.txt": f"the {part} sat\n".encode() for part in ("train", "valid", "test")}
+    texts = {
+        f"ptb.{split}.txt": f"the {split} sat\n".encode() for split in ("train", "valid", "test")
+    }
     for file, content in texts.items():
         (server.folder / file).write_bytes(content)
     publish(monkeypatch, "ptb", texts)
     source = replace(text._SOURCES["ptb"], counts=(4, 4, 4, 4))
     monkeypatch.setitem(text._SOURCES, "ptb", source)
     (tmp_path / "penn").mkdir()
-    for part in ("train", "valid", "test"):
-        (tmp_path / "penn" / f"{part}.txt").write_text("")
+    for split in ("train", "valid", "test"):
+        (tmp_path / "penn" / f"{split}.txt").write_text("")
     fetch("PTB-mini", tmp_path, urls=server.url, progress=False)
     assert text.load("ptb", tmp_path).words == ("the", "train", "sat", "<eos>", "<unk>")
 
 
-def everything_in(folder: Path) -> list[Path]:
+def files_in(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file()) if folder.exists() else []
 
 
 @pytest.mark.parametrize(("name", "shape"), [("CIFAR-100", (3, 32, 32)), ("mnist", (1, 2, 2))])
-def test_what_is_fetched_can_be_loaded(
+def test_downloaded_data_can_be_loaded(
     name: str, shape: tuple[int, ...], server: Server, tmp_path: Path
 ) -> None:
     root = tmp_path / "not" / "yet"
@@ -116,7 +117,7 @@ def test_what_is_fetched_can_be_loaded(
     assert not any("fetching" in str(path) for path in root.iterdir())
 
 
-def test_progress_is_shown_if_wanted(
+def test_progress_is_optional(
     server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fetch("mnist", tmp_path / "with", urls=server.url + "/")
@@ -125,23 +126,23 @@ def test_progress_is_shown_if_wanted(
     assert capsys.readouterr().out == ""
 
 
-def test_what_is_there_is_not_fetched_again(
+def test_complete_data_is_not_downloaded_again(
     server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fetch("cifar100", tmp_path, urls=server.url, progress=False)
-    asked = list(server.asked)
+    requests = list(server.requests)
     fetch("cifar100", tmp_path, urls=server.url, progress=False)
-    assert server.asked == asked
-    assert f"cifar100 is there already: {tmp_path}\n" in capsys.readouterr().out
+    assert server.requests == requests
+    assert f"cifar100 is already there: {tmp_path}\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["cifar100", "mnist"])
-def test_what_is_damaged_is_fetched_again_and_the_rest_left_alone(
+def test_damaged_data_is_downloaded_again_and_other_files_are_kept(
     name: str, server: Server, tmp_path: Path
 ) -> None:
     root = tmp_path / "data"
     fetch(name, root, urls=server.url, progress=False)
-    files = everything_in(root)
+    files = files_in(root)
     contents = [file.read_bytes() for file in files]
     files[0].write_bytes(b"short")
     files[1].unlink()
@@ -152,93 +153,102 @@ def test_what_is_damaged_is_fetched_again_and_the_rest_left_alone(
     assert mine.read_text() == "mine"
 
 
-def refused(match: str, name: str, root: Path, url: str) -> None:
-    before = everything_in(root)
+def assert_fetch_fails(match: str, name: str, root: Path, url: str) -> None:
+    before = files_in(root)
     with pytest.raises(DataError, match=match) as error:
         fetch(name, root, urls=url, progress=False)
     assert "\n" not in str(error.value)
-    assert everything_in(root) == before
+    assert files_in(root) == before
     assert not any("fetching" in path.name for path in root.glob("*"))
 
 
-def test_a_wrong_hash_leaves_nothing(server: Server, tmp_path: Path) -> None:
-    # The last of four: those before it were right.
+def test_wrong_hash_leaves_nothing(server: Server, tmp_path: Path) -> None:
+    # The last of four files. The others are correct.
     (server.folder / "t10k-labels-idx1-ubyte.gz").write_bytes(b"not what it was")
-    refused(
-        "mnist could not be .* is damaged.*: nothing of it", "mnist", tmp_path / "data", server.url
+    assert_fetch_fails(
+        "Cannot download mnist .* is damaged.*Nothing was kept",
+        "mnist",
+        tmp_path / "data",
+        server.url,
     )
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_file_that_is_not_served_leaves_nothing(server: Server, tmp_path: Path) -> None:
+def test_missing_file_on_the_server_leaves_nothing(server: Server, tmp_path: Path) -> None:
     (server.folder / "t10k-labels-idx1-ubyte.gz").unlink()
-    refused("could not be fetched .*404", "mnist", tmp_path / "data", server.url)
-    gc.collect()  # here, where it is ignored: pooch leaves the answer's socket to be collected
+    assert_fetch_fails("Cannot download .*404", "mnist", tmp_path / "data", server.url)
+    gc.collect()  # pooch leaves a socket open; collect it here, where the warning is ignored
 
 
 def test_no_server_leaves_nothing(server: Server, tmp_path: Path) -> None:
     server.http.server_close()
-    refused("cifar100 could not be fetched from http", "cifar100", tmp_path / "data", server.url)
+    assert_fetch_fails(
+        "Cannot download cifar100 from http", "cifar100", tmp_path / "data", server.url
+    )
 
 
 @pytest.mark.parametrize(
     "content",
-    [b"no archive", CIFAR100[: len(CIFAR100) // 2], archive(**{"../outside": b"x"})],
+    [b"not an archive", CIFAR100[: len(CIFAR100) // 2], archive(**{"../outside": b"x"})],
     ids=["none", "half", "outside"],
 )
-def test_an_archive_that_cannot_be_unpacked_leaves_nothing(
+def test_damaged_archive_leaves_nothing(
     content: bytes, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(monkeypatch, "cifar100", {"cifar-100-binary.tar.gz": content})
     (server.folder / "cifar-100-binary.tar.gz").write_bytes(content)
-    refused("cifar100 could not be fetched", "cifar100", tmp_path / "data", server.url)
+    assert_fetch_fails("Cannot download cifar100", "cifar100", tmp_path / "data", server.url)
     assert not list(tmp_path.rglob("outside"))
 
 
 @pytest.mark.parametrize("name", ["cifar100", "mnist"])
-def test_a_full_disk_leaves_nothing(
+def test_full_disk_leaves_nothing(
     name: str, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    # In the module's own eyes only: the server copies too.
+    # Patch it in this module only: the server copies files, too.
     monkeypatch.setattr(download, "shutil", SimpleNamespace(copyfileobj=full))
     monkeypatch.setattr("tarfile.copyfileobj", full)
-    refused("could not be fetched .*No space left on device", name, tmp_path / "data", server.url)
+    assert_fetch_fails(
+        "Cannot download .*No space left on device", name, tmp_path / "data", server.url
+    )
 
 
-def test_a_folder_that_cannot_be_made_is_a_sentence(server: Server, tmp_path: Path) -> None:
+def test_impossible_folder_raises(server: Server, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    refused("could not be fetched .*Not a directory", "mnist", tmp_path / "file" / "x", server.url)
+    assert_fetch_fails(
+        "Cannot download .*Not a directory", "mnist", tmp_path / "file" / "x", server.url
+    )
 
 
 @pytest.mark.parametrize("package", ["pooch", "rich"])
-def test_a_missing_package_is_named(
+def test_missing_package_is_named(
     package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.delitem(sys.modules, "rich.progress", raising=False)
-    with pytest.raises(DataError, match=rf"^this needs {package}: pip install 'gadam\[train\]'$"):
+    with pytest.raises(DataError, match=rf"^{package} is not installed\. Run `pip install 'gadam"):
         fetch("mnist", tmp_path)
 
 
 @pytest.mark.parametrize("name", ["imagenet", "imagenet32"])
-def test_what_needs_an_account_says_so_and_where_to_put_it(name: str, tmp_path: Path) -> None:
+def test_data_that_needs_an_account_comes_with_instructions(name: str, tmp_path: Path) -> None:
     with pytest.raises(
-        DataError, match=f"{name} cannot be .* account of your own .*{name}"
+        DataError, match=f"{name} cannot be downloaded .* your own account .*{name}"
     ) as error:
         fetch(name, tmp_path)
     assert str(tmp_path / name) in str(error.value)
-    assert not everything_in(tmp_path)
+    assert not files_in(tmp_path)
 
 
-def test_an_unknown_name_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="did you mean cifar10"):
+def test_unknown_name_raises(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"Did you mean cifar10\? Texts: toy-language, ptb"):
         fetch("cifar11", tmp_path)
 
 
-def test_every_set_that_is_published_is_known_by_its_hashes() -> None:
+def test_every_published_file_has_a_hash() -> None:
     assert {*download._PUBLISHED} == {"cifar10", "cifar100", "mnist", "fashion-mnist", "ptb"}
     hashes = [known for one in download._PUBLISHED.values() for known in one.files.values()]
     assert len({*hashes}) == 13
