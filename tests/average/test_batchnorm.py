@@ -259,5 +259,5 @@ def test_a_compiled_model():
     twin.load_state_dict(net.state_dict())
     gadam.refresh_batchnorm(compiled, batches_for(net))  # type: ignore[arg-type]
     gadam.refresh_batchnorm(twin, batches_for(net))
-    torch._dynamo.reset()
+    torch.compiler.reset()
     same(net.state_dict(), twin.state_dict())

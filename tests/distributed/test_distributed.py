@@ -16,6 +16,7 @@ import workers
     "name",
     [
         "fsdp_equals_one_process",
+        "fsdp_without_private_constructors",
         "fsdp_gathers_nothing",
         "fsdp_agrees_on_what_is_finite",
         "fsdp_checkpoint",

@@ -272,3 +272,11 @@ def zero_redundancy(rank: int, folder: Path) -> None:
     fit(alone, torch.optim.AdamW(alone.parameters(), lr=0.05), range(4), None)
     torch.testing.assert_close(full(model), full(alone), rtol=1e-4, atol=1e-5)
     assert optimizer.optim.average.count == 3
+
+
+def fsdp_without_private_constructors(rank: int, folder: Path) -> None:
+    """Averages of sharded parameters do not need torch's private DTensor constructor."""
+    from gadam import _torch
+
+    _torch._SPEC_MODULE = "no_such_module"
+    fsdp_equals_one_process(rank, folder)

@@ -444,7 +444,7 @@ def test_compiled_step_equals_eager_and_is_compiled_once(row):
     eager, compiled = parameters(), parameters()
     expected = row(eager, **extra)
     train(expected, eager, 6)
-    torch._dynamo.reset()
+    torch.compiler.reset()
     counter = CompileCounter()
     optimizer = row(compiled, **extra)
     step = torch.compile(optimizer.step, backend=counter)
@@ -453,7 +453,7 @@ def test_compiled_step_equals_eager_and_is_compiled_once(row):
         set_gradients(compiled, i)
         step()
         graphs.append(counter.frame_count)
-    torch._dynamo.reset()
+    torch.compiler.reset()
     assert graphs[0] > 0
     assert graphs[-1] == graphs[0], "the average's progress must not be compiled in"
     torch.testing.assert_close(compiled, eager)
@@ -491,5 +491,5 @@ def test_whole_training_step_compiles_with_inductor(row):
         results.append([p.detach().clone() for p in model.parameters()])
         if row.averages:
             assert optimizer.average.count == 3
-    torch._dynamo.reset()
+    torch.compiler.reset()
     torch.testing.assert_close(results[1], results[0])
