@@ -7,7 +7,6 @@ import copy
 import pytest
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from gadam.train import models
 
@@ -29,7 +28,7 @@ def size(model: nn.Module) -> int:
 
 
 def has_batchnorm(model: nn.Module) -> bool:
-    return any(isinstance(module, _BatchNorm) for module in model.modules())
+    return any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,7 @@ class WeightDropLSTM(nn.LSTM):
         self.weight_drop = _probability(weight_drop=weight_drop)
 
     def extra_repr(self) -> str:
+        """Describe the layer's settings."""
         return f"{super().extra_repr()}, weight_drop={self.weight_drop}"
 
     def forward(  # type: ignore[override]
