@@ -1,4 +1,4 @@
-"""Data sets of a few random pictures, in the shapes of the true ones, and texts of a few words."""
+"""Data sets of a few random images with the shapes of the real ones, and texts of a few words."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import torch
 
-from gadam.train import data, task, text
-from gadam.train.recipe import Average, Recipe
+from gadam.runs.recipe import Average, Recipe
+from gadam.train import data
+from gadam.train.data import text
+from gadam.train.tasks import images, language
 
 SHAPES = {
     "fashion-mini": ((1, 28, 28), 10),
@@ -18,11 +20,10 @@ SHAPES = {
     "imagenet": ((3, 224, 224), 1000),
 }
 
-
 WORDS = {"toy-language": 574, "ptb-mini": 2_000, "ptb": 10_000}
 
-# Not those that remember other data.
-_PREPARED, _CORPUS = task._prepared.__wrapped__, task._corpus.__wrapped__
+# Without the caches, which may hold other data.
+_LOAD_SPLITS, _LOAD_CORPUS = images._load_splits.__wrapped__, language._load_corpus.__wrapped__
 
 
 def load(name: str, data_dir: object = None, *, train: int = 10, test: int = 4) -> data.Dataset:
@@ -30,8 +31,8 @@ def load(name: str, data_dir: object = None, *, train: int = 10, test: int = 4) 
     generator = torch.Generator().manual_seed(0)
 
     def draw(count: int) -> data.Images:
-        images = torch.randint(256, (count, *shape), generator=generator).to(torch.uint8)
-        return data.Images(images, torch.arange(count) % classes)
+        pixels = torch.randint(256, (count, *shape), generator=generator).to(torch.uint8)
+        return data.Images(pixels, torch.arange(count) % classes)
 
     return data.Dataset(
         name,
@@ -52,22 +53,22 @@ def load_text(name: str, *_: object) -> text.Corpus:
 
 
 def install(monkeypatch, **kwargs) -> None:
-    """Let recipes find these instead of the true ones."""
+    """Make recipes load these data sets instead of the real ones."""
     monkeypatch.setattr(data, "load", lambda name, data_dir=None: load(name, data_dir, **kwargs))
     monkeypatch.setattr(text, "load", load_text)
-    monkeypatch.setattr(task, "_prepared", _PREPARED)
-    monkeypatch.setattr(task, "_corpus", _CORPUS)
+    monkeypatch.setattr(images, "_load_splits", _LOAD_SPLITS)
+    monkeypatch.setattr(language, "_load_corpus", _LOAD_CORPUS)
 
 
 def two_steps(recipe: Recipe) -> Recipe:
-    """One epoch of two steps, with a sample if there is an average."""
+    """Shorten a recipe to one epoch of two steps. An average takes at least one sample."""
     validation = 2 if recipe.data.validation else 0
     average = recipe.average
     if isinstance(average, Average) and isinstance(average.start, int):
         average = replace(average, start=0, every=1 if average.every != "epoch" else "epoch")
     if recipe.language is not None:  # 22 words: two columns of two passages
-        language = replace(recipe.language, bptt=5, vary_bptt=False)
-        return replace(recipe, epochs=1, batch_size=2, average=average, language=language)
+        settings = replace(recipe.language, bptt=5, vary_bptt=False)
+        return replace(recipe, epochs=1, batch_size=2, average=average, language=settings)
     return replace(
         recipe,
         epochs=1,
