@@ -1,6 +1,6 @@
-"""Take the README's screenshot of the report: `python scripts/report_screenshot.py`.
+"""Take the README's screenshot of the report: `python -m tools.report_screenshot`.
 
-Renders the committed records of `gadam compare` in headless Chromium.
+It shows the committed runs of `gadam compare` in a headless Chromium.
 """
 
 from __future__ import annotations
@@ -12,24 +12,22 @@ import tempfile
 from pathlib import Path
 
 from gadam.report import write
-
-ROOT = Path(__file__).parents[1]
+from gadam.runs.archive import opened
+from tools import DOCS, RESULTS
 
 
 def main() -> int:
     """Write docs/report.png.
 
     Returns:
-        The exit code.
+        The exit status: 1 if there is no browser.
     """
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
-        print("This script needs Chromium. Install it with: apt-get install chromium", file=sys.stderr)
+        print("Chromium is missing. Run: apt-get install chromium", file=sys.stderr)
         return 1
-    target = ROOT / "docs" / "report.png"
-    target.parent.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder:
-        page = write([ROOT / "results" / "compare"], Path(folder), figures=False)
+    with opened(RESULTS / "compare.json") as runs, tempfile.TemporaryDirectory() as out:
+        page = write([runs], Path(out), figures=False)
         subprocess.run(
             [
                 browser,
@@ -39,7 +37,7 @@ def main() -> int:
                 "--hide-scrollbars",
                 "--virtual-time-budget=8000",
                 "--window-size=1100,1420",
-                f"--screenshot={target}",
+                f"--screenshot={DOCS / 'report.png'}",
                 page.as_uri(),
             ],
             check=True,
