@@ -44,6 +44,6 @@ def run(arguments: list[str]) -> int:
         raise RecipeError(str(error)) from None
     if options.json:
         print(to_json({"event": "data", "name": options.name, "folder": str(root)}))
-    elif text.canonical(options.name) != text.MADE_UP:
+    elif text.canonical(options.name) != text.TOY_LANGUAGE:
         print(f"{options.name} is in {root}.")
     return 0

@@ -182,8 +182,12 @@ def _read(path: Path, problems: list[str]) -> Document | None:
     try:
         return read_json(path)
     except ValueError as error:
-        problems.append(f"{path} is damaged and was skipped ({error}).")
+        problems.append(_skipped(path, error))
         return None
+
+
+def _skipped(path: Path, error: Exception) -> str:
+    return f"{path} is damaged and was skipped: {str(error).rstrip('.')}."
 
 
 def _read_experiment(path: Path, problems: list[str]) -> Experiment | None:
@@ -192,8 +196,8 @@ def _read_experiment(path: Path, problems: list[str]) -> Experiment | None:
         return None
     try:
         experiment = Experiment.from_dict(content)
-    except (UserError, ValueError) as error:
-        problems.append(f"{path} is damaged and was skipped ({error}).")
+    except UserError as error:
+        problems.append(_skipped(path, error))
         return None
     clean = experiment.renamed({label: printable(label) for label in experiment.recipes})
     return replace(clean, title=printable(experiment.title))
@@ -227,7 +231,8 @@ def _read_run(path: Path, problems: list[str]) -> RunRecord | None:
         return None
     folder = path.parent
     try:
-        header = RunHeader.from_dict({"threads": 1, "label": "", **content})
+        label = content.get("label") or ""
+        header = RunHeader.from_dict({"threads": 1, **content, "label": label})
         label = printable(header.label or header.recipe.method)
         epochs = tuple(read_epochs(folder / "epochs.jsonl"))
         run = RunRecord(
@@ -237,8 +242,8 @@ def _read_run(path: Path, problems: list[str]) -> RunRecord | None:
             _read_result(folder / "result.json", problems),
             _read_failure(folder / "failure.json", problems),
         )
-    except (UserError, ValueError, OSError) as error:
-        problems.append(f"{folder} is damaged and was skipped ({error}).")
+    except (UserError, OSError) as error:
+        problems.append(_skipped(folder, error))
         return None
     lines = folder / "epochs.jsonl"
     total = lines.read_text(errors="replace").count("\n") if lines.exists() else 0
@@ -274,7 +279,8 @@ def _ordered(
     if len({(run.label, run.seed) for run in runs}) < len(runs):
         problems.append("Some runs share a name and seed. The table shows the last of each.")
     recipes = {run.label: run.recipe for run in runs}
-    image_metrics = dict.fromkeys(e.metric for e in experiments if e.metric != "perplexity")
+    metrics = dict.fromkeys(metric for e in experiments for metric in e.metrics)
+    image_metrics = [metric for metric in metrics if metric != "perplexity"]
     first = experiments[0] if experiments else Experiment("", "Runs", {})
     experiment = replace(
         first,

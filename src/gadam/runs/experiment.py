@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 
-from gadam.runs.files import Document, Json, RunError
+from gadam.runs.fields import Record, mapping_of, number, one_of, parse, sequence_of, text, whole
+from gadam.runs.files import Document
 from gadam.runs.recipe import Recipe
 
 __all__ = ["Experiment", "more_is_better"]
@@ -21,7 +22,7 @@ def more_is_better(metric: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Experiment:
+class Experiment(Record):
     """Recipes to run side by side.
 
     Args:
@@ -53,7 +54,6 @@ class Experiment:
     analysis: tuple[str, ...] = ()
     command: str = ""
     floors: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    extra: Mapping[str, Json] = field(default_factory=dict)
 
     def metric_of(self, row: str) -> str:
         """Return the metric that rates a row.
@@ -116,27 +116,21 @@ class Experiment:
             RunError: A field is missing or has the wrong type.
             RecipeError: A recipe is not valid.
         """
-        known = {f.name for f in fields(cls)} - {"extra"}
-        try:
-            return cls(
-                name=str(values["name"]),
-                title=str(values["title"]),
-                recipes={str(r): Recipe.from_dict(v) for r, v in values["recipes"].items()},
-                bases={str(a): str(b) for a, b in values.get("bases", {}).items()},
-                published={str(r): float(n) for r, n in values.get("published", {}).items()},
-                metric=str(values.get("metric", "accuracy")),
-                split="validation" if values.get("split") == "validation" else "test",
-                seeds=int(values.get("seeds", 3)),
-                note=str(values.get("note", "")),
-                analysis=tuple(map(str, values.get("analysis", ()))),
-                command=str(values.get("command", "")),
-                floors={
-                    str(metric): {str(s): float(v) for s, v in floor.items()}
-                    for metric, floor in values.get("floors", {}).items()
-                },
-                extra={name: value for name, value in values.items() if name not in known},
-            )
-        except KeyError as error:
-            raise RunError(f"it has no {error}") from None
-        except (TypeError, AttributeError) as error:
-            raise RunError(f"it is not what gadam writes ({error})") from None
+        return parse(
+            cls,
+            values,
+            {
+                "name": text,
+                "title": text,
+                "recipes": mapping_of(Recipe.from_dict),
+                "bases": mapping_of(text),
+                "published": mapping_of(number),
+                "metric": text,
+                "split": one_of("validation", "test"),
+                "seeds": whole,
+                "note": text,
+                "analysis": sequence_of(text),
+                "command": text,
+                "floors": mapping_of(mapping_of(number)),
+            },
+        )

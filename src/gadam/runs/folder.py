@@ -63,7 +63,7 @@ def read_epochs(path: Path) -> list[EpochRecord]:
     for text in _read_text(path).splitlines():
         try:
             record = EpochRecord.from_dict(json.loads(text))
-        except (ValueError, RunError, AttributeError, TypeError):
+        except (ValueError, RunError, RecursionError):
             break
         if record.epoch != len(records) + 1:
             break
@@ -178,8 +178,9 @@ class RunFolder:
         path = self.folder / "run.json"
         # A run that never produced anything may be replaced by another.
         if path.exists() and (self._checkpoints() or self.epochs or self.result):
+            content = self._read(path)
             try:
-                found = RunHeader.from_dict(self._read(path))
+                found = RunHeader.from_dict(content)
             except UserError as error:
                 raise RunError(
                     f"{path} is not a run's header: {error} Pass a different --out."
@@ -220,8 +221,9 @@ class RunFolder:
         path = self.folder / "result.json"
         if not path.exists():
             return None
+        content = self._read(path)
         try:
-            return RunResult.from_dict(self._read(path))
+            return RunResult.from_dict(content)
         except RunError as error:
             raise RunError(f"{path} is damaged: {error} Remove it to train again.") from None
 

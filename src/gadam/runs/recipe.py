@@ -14,7 +14,7 @@ import math
 import types
 import typing
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -414,9 +414,12 @@ class Recipe:
             values: Plain data. Settings that are left out have their defaults.
 
         Raises:
-            RecipeError: A setting is unknown or invalid.
+            RecipeError: A setting is unknown, missing or invalid.
         """
-        recipe: Recipe = _build(cls, values)
+        try:
+            recipe: Recipe = _build(cls, values)
+        except (TypeError, AttributeError) as error:  # of a value with the wrong type
+            raise RecipeError(f"The recipe is not what gadam writes ({error}).") from None
         return recipe
 
 
@@ -430,7 +433,13 @@ def _build(cls: type, values: Document) -> Any:
         not unknown,
         f"The recipe was written by another version of gadam: it has {sorted(unknown)}.",
     )
+    missing = [name for name in _required(cls) if name not in values]
+    _require(not missing, f"The recipe has no {' and no '.join(missing)}.")
     return cls(**{name: _restore(hints[name], value) for name, value in values.items()})
+
+
+def _required(cls: Any) -> list[str]:
+    return [f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING]
 
 
 def _restore(hint: Any, value: Any) -> Any:

@@ -14,11 +14,22 @@ Metrics are stored by point (the last iterate, the average), then split, then na
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Literal, TypeAlias
 
-from gadam.runs.files import Document, Json, RunError, null_to_nan
+from gadam.runs.fields import (
+    Record,
+    mapping_of,
+    number,
+    number_or_null,
+    one_of,
+    optional,
+    parse,
+    text,
+    whole,
+)
+from gadam.runs.files import Document
 from gadam.runs.recipe import Recipe
 
 __all__ = ["POINTS", "EpochRecord", "Point", "RunHeader", "RunResult", "SplitMetrics"]
@@ -27,7 +38,8 @@ Point: TypeAlias = Literal["iterate", "average"]
 POINTS: tuple[Point, Point] = ("iterate", "average")
 SplitMetrics: TypeAlias = Mapping[str, Mapping[str, float]]  # by split, then name
 
-_R = TypeVar("_R", bound="EpochRecord | RunResult | RunHeader")
+_numbers = mapping_of(number_or_null)
+_metrics = mapping_of(_numbers)
 
 
 class _Evaluated:
@@ -60,7 +72,7 @@ class _Evaluated:
 
 
 @dataclass(frozen=True)
-class EpochRecord(_Evaluated):
+class EpochRecord(Record, _Evaluated):
     """One line of `epochs.jsonl`.
 
     Args:
@@ -83,7 +95,6 @@ class EpochRecord(_Evaluated):
     average: SplitMetrics | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
     norms: Mapping[str, float] = field(default_factory=dict)
-    extra: Mapping[str, Json] = field(default_factory=dict)
 
     def to_dict(self) -> Document:
         """Return the record as plain data. Points that were not evaluated are left out."""
@@ -107,16 +118,16 @@ class EpochRecord(_Evaluated):
         Raises:
             RunError: A field is missing or has the wrong type.
         """
-        return _parse(
+        return parse(
             cls,
             values,
             {
-                "epoch": int,
-                "lr": float,
-                "train_loss": _number,
-                "samples": int,
-                "iterate": _split_metrics,
-                "average": _split_metrics,
+                "epoch": whole,
+                "lr": number,
+                "train_loss": number_or_null,
+                "samples": whole,
+                "iterate": optional(_metrics),
+                "average": optional(_metrics),
                 "seconds": _numbers,
                 "norms": _numbers,
             },
@@ -124,7 +135,7 @@ class EpochRecord(_Evaluated):
 
 
 @dataclass(frozen=True)
-class RunResult(_Evaluated):
+class RunResult(Record, _Evaluated):
     """How a run ended: `result.json`.
 
     Args:
@@ -147,7 +158,6 @@ class RunResult(_Evaluated):
     parameters: int | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
     peak_memory: int | None = None
-    extra: Mapping[str, Json] = field(default_factory=dict)
 
     @property
     def diverged(self) -> bool:
@@ -177,24 +187,24 @@ class RunResult(_Evaluated):
         Raises:
             RunError: A field is missing or has the wrong type.
         """
-        return _parse(
+        return parse(
             cls,
             values,
             {
-                "status": _status,
-                "epochs": int,
-                "iterate": _required_metrics,
-                "average": _split_metrics,
-                "samples": int,
-                "parameters": _optional_int,
+                "status": one_of("done", "diverged"),
+                "epochs": whole,
+                "iterate": _metrics,
+                "average": optional(_metrics),
+                "samples": whole,
+                "parameters": optional(whole),
                 "seconds": _numbers,
-                "peak_memory": _optional_int,
+                "peak_memory": optional(whole),
             },
         )
 
 
 @dataclass(frozen=True)
-class RunHeader:
+class RunHeader(Record):
     """What a run is, written before it starts: `run.json`.
 
     Args:
@@ -213,7 +223,6 @@ class RunHeader:
     threads: int
     versions: Mapping[str, str] = field(default_factory=dict)
     machine: Mapping[str, str] = field(default_factory=dict)
-    extra: Mapping[str, Json] = field(default_factory=dict)
 
     def to_dict(self) -> Document:
         """Return the header as plain data."""
@@ -238,66 +247,19 @@ class RunHeader:
             RunError: A field is missing or has the wrong type.
             RecipeError: The recipe is not valid.
         """
-        return _parse(
+        return parse(
             cls,
             values,
             {
-                "label": str,
+                "label": text,
                 "recipe": Recipe.from_dict,
-                "seed": int,
-                "threads": int,
-                "versions": dict,
-                "machine": dict,
+                "seed": whole,
+                "threads": whole,
+                "versions": mapping_of(text),
+                "machine": mapping_of(text),
             },
         )
 
 
-# ------------------------------------------------------------------------------------ plain data
-
-
 def _plain(metrics: SplitMetrics) -> dict[str, dict[str, float]]:
     return {split: dict(values) for split, values in metrics.items()}
-
-
-def _parse(cls: type[_R], values: Document, parsers: Mapping[str, Callable[[Json], Any]]) -> _R:
-    parsed: dict[str, Any] = {}
-    for name, parser in parsers.items():
-        if name in values:
-            try:
-                parsed[name] = parser(values[name])
-            except (TypeError, ValueError, AttributeError) as error:
-                if isinstance(error, RunError) or type(error).__name__ == "RecipeError":
-                    raise
-                raise RunError(f"{name} is not what gadam writes ({error})") from None
-    unknown = {name: value for name, value in values.items() if name not in parsers}
-    try:
-        return cls(**parsed, extra=unknown)
-    except TypeError as error:
-        missing = [name for name in parsers if name not in values]
-        raise RunError(f"it has no {' or '.join(missing)} ({error})") from None
-
-
-def _number(value: Json) -> float:
-    return float(null_to_nan(value))
-
-
-def _numbers(values: Json) -> dict[str, float]:
-    return {str(name): _number(value) for name, value in values.items()}
-
-
-def _required_metrics(values: Json) -> SplitMetrics:
-    return {str(split): _numbers(metrics) for split, metrics in values.items()}
-
-
-def _split_metrics(values: Json) -> SplitMetrics | None:
-    return None if values is None else _required_metrics(values)
-
-
-def _optional_int(value: Json) -> int | None:
-    return None if value is None else int(value)
-
-
-def _status(value: Json) -> str:
-    if value not in ("done", "diverged"):
-        raise ValueError(f"it must be done or diverged, got {value!r}")
-    return str(value)
