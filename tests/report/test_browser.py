@@ -1,4 +1,4 @@
-"""The page in a true browser."""
+"""The page in a real browser."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import pytest
 
 import made
 from gadam.report import page
-from gadam.report.records import collect
-from gadam.train import summary
+from gadam.report.chart import vega
+from gadam.report.theory_figures import FIGURES
+from gadam.runs import Experiment, collect, summary
+from gadam.runs.files import write_json
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 DRIVER = shutil.which("chromedriver")
@@ -21,7 +23,7 @@ CHROMIUM = (
 )
 if DRIVER is None or CHROMIUM is None:
     pytest.skip(
-        "there is no Chromium here: apt-get install chromium chromium-driver",
+        "Chromium is not installed: apt-get install chromium chromium-driver",
         allow_module_level=True,
     )
 
@@ -54,11 +56,11 @@ def find(browser: Any, selector: str) -> list[Any]:
 
 
 def until(browser: Any, condition: str) -> None:
-    """Wait for a JavaScript expression to come true."""
+    """Wait until a JavaScript expression is true."""
     script = (
         "const done = arguments[0], start = Date.now();"
-        f"const look = () => ({condition}) ? done(true) : Date.now() - start > 20000 ? done(false)"
-        " : setTimeout(look, 50); look();"
+        f"const check = () => ({condition}) ? done(true) : Date.now() - start > 20000 ? done(false)"
+        " : setTimeout(check, 50); check();"
     )
     assert browser.execute_async_script(script), condition
 
@@ -72,7 +74,7 @@ def load(browser: Any, path: Path, width: int = 1200, theme: str = "light") -> N
 
 
 def act(browser: Any, element: Any) -> None:
-    """Click, and wait until the curves are drawn anew."""
+    """Click, and wait until the curves are drawn again."""
     before = browser.execute_script("return document.getElementById('curves').dataset.ready")
     element.click()
     until(browser, f"document.getElementById('curves').dataset.ready !== '{before}'")
@@ -84,7 +86,7 @@ def lines_drawn(browser: Any) -> int:
 
 @pytest.mark.parametrize("width", [400, 1200])
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_it_loads_without_a_complaint_and_fits(browser, report, width, theme):
+def test_it_loads_without_errors_and_fits_the_window(browser, report, width, theme):
     load(browser, report[0], width, theme)
     assert not [
         entry for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")
@@ -100,7 +102,7 @@ def test_it_loads_without_a_complaint_and_fits(browser, report, width, theme):
     assert dark == (theme == "dark")
 
 
-def test_the_numbers_on_the_page_are_the_records(browser, report):
+def test_the_numbers_match_the_records(browser, report):
     load(browser, report[0])
     collection = report[1]
     shown = {
@@ -113,14 +115,14 @@ def test_the_numbers_on_the_page_are_the_records(browser, report):
             for row in find(browser, "#results tbody tr")
         )
     }
-    for row in summary.rows(collection.experiment, collection.results):
+    for row in summary.summarize(collection.experiment, collection.results):
         assert shown[row.label][0] == str(row.iterate)
         assert shown[row.label][1] == str(row.average or "–")
     assert shown["Gadam"][2].endswith("over AdamW")
     assert shown["Gadam"][-1] == "75.73"
 
 
-def test_toggles_take_lines_away_and_bring_them_back(browser, report):
+def test_checkboxes_hide_and_show_lines(browser, report):
     load(browser, report[0])
     assert lines_drawn(browser) == 3  # AdamW's iterate, Gadam's iterate and average
     (gadam,) = find(browser, "input[name=method][value=Gadam]")
@@ -131,13 +133,9 @@ def test_toggles_take_lines_away_and_bring_them_back(browser, report):
     act(browser, iterate)
     assert lines_drawn(browser) == 1
     act(browser, iterate)
-    none, everything = (
-        find(browser, "button[data-all=false]")[0],
-        find(browser, "button[data-all=true]")[0],
-    )
-    act(browser, none)
+    act(browser, find(browser, "button[data-all=false]")[0])
     assert lines_drawn(browser) == 0
-    act(browser, everything)
+    act(browser, find(browser, "button[data-all=true]")[0])
     assert lines_drawn(browser) == 3
 
 
@@ -169,13 +167,17 @@ def test_hovering_shows_values(browser, report):
     assert any(label in tip for label in ("AdamW", "Gadam"))
 
 
-def test_pictures_and_texts_on_one_page(browser, tmp_path):
-    """One metric at a time, on test or validation data; the best possible is marked where it is known."""
-    made.sweep(tmp_path / "pictures", seeds=1)
-    made.run(tmp_path / "text" / "lm-0", "LSTM", 0, recipe=made.LANGUAGE)
+def test_images_and_text_on_one_page(browser, tmp_path):
+    """The page shows one metric and split at a time, and the best possible value if it is known."""
+    made.sweep(tmp_path, seeds=1)
+    made.run(tmp_path / "lm-0", "LSTM", 0, recipe=made.LANGUAGE)
+    recipes = {**made.RECIPES, "LSTM": made.LANGUAGE}
+    floors = {"perplexity": {"test": 7.5, "validation": 7.0}}
+    experiment = Experiment("made", "Made up", recipes, seeds=1, floors=floors)
+    write_json(tmp_path / "experiment.json", experiment.to_dict())
     path = tmp_path / "report.html"
     path.write_text(page.render(collect([tmp_path])))
-    browser.get_log("browser")  # of others
+    browser.get_log("browser")  # discard entries of earlier pages
     load(browser, path)
 
     def drawn() -> tuple[str, int]:
@@ -191,15 +193,17 @@ def test_pictures_and_texts_on_one_page(browser, tmp_path):
     assert "test perplexity" in title
     assert rules == 1
     assert lines_drawn(browser) == 2
-    act(browser, find(browser, "input[name=part][value=validation]")[0])
+    act(browser, find(browser, "input[name=split][value=validation]")[0])
     assert "validation perplexity" in drawn()[0]
     assert not [e for e in browser.get_log("browser") if e["level"] in ("SEVERE", "WARNING")]
 
 
-def test_a_page_of_sections_alone(browser, tmp_path):
-    from gadam.theory.command import main
-
-    assert main(["ema", "--out", str(tmp_path)]) == 0
+def test_a_page_with_only_sections(browser, tmp_path):
+    chart = FIGURES["ema"](0)  # has lines, dashed lines and points
+    block = {"kind": "chart", "spec": vega(chart), "caption": chart.caption}
+    (tmp_path / "sections").mkdir()
+    write_json(tmp_path / "sections" / "chart.json", {"title": chart.title, "blocks": [block]})
+    (tmp_path / "report.html").write_text(page.render(collect([tmp_path])))
     browser.get_log("browser")
     load(browser, tmp_path / "report.html")
     assert len(find(browser, "#section-chart-0 svg")) == 1
@@ -219,10 +223,11 @@ def test_the_theme_button_and_the_keyboard(browser, report):
     assert lines_drawn(browser) == 1
 
 
-def test_everything_has_a_name_for_those_who_cannot_see_it(browser, report):
+def test_everything_has_a_name_for_screen_readers(browser, report):
     load(browser, report[0])
     script = (
-        "return [...document.querySelectorAll('[role=img]')].every(e => e.getAttribute('aria-label')) &&"
+        "return [...document.querySelectorAll('[role=img]')]"
+        ".every(e => e.getAttribute('aria-label')) &&"
         "[...document.querySelectorAll('input')].every(e => e.labels.length) &&"
         "document.querySelectorAll('h1').length === 1 && !!document.documentElement.lang &&"
         "[...document.querySelectorAll('table')].every(t => t.querySelector('th[scope]'))"

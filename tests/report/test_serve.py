@@ -1,4 +1,4 @@
-"""The live report: what it shows, and what it refuses."""
+"""The live report: what it serves, and what it refuses."""
 
 from __future__ import annotations
 
@@ -28,34 +28,34 @@ def server(tmp_path) -> Iterator[Server]:
         thread.join()
 
 
-def ask(server: Server, path: str, method: str = "GET", **headers: str) -> tuple[int, bytes]:
+def request(server: Server, path: str, method: str = "GET", **headers: str) -> tuple[int, bytes]:
     connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=20)
     connection.request(method, path, headers=headers)
-    answer = connection.getresponse()
-    content = answer.read()
+    response = connection.getresponse()
+    content = response.read()
     connection.close()
-    return answer.status, content
+    return response.status, content
 
 
-def test_it_listens_on_this_machine_only(server):
+def test_it_listens_only_on_this_machine(server):
     assert server.server_address[0] == "127.0.0.1"
     assert server.url.startswith("http://127.0.0.1:")
 
 
 def test_the_page_follows_the_records(server):
-    status, before = ask(server, "/")
+    status, before = request(server, "/")
     assert status == 200
     assert b"Made up" in before
-    version = ask(server, "/version")[1]
+    version = request(server, "/version")[1]
     assert version in before
-    assert ask(server, "/version")[1] == version
+    assert request(server, "/version")[1] == version
     made.run(Path(server.folders[0]) / "gadam-9", "Gadam", 9, epochs=1)
-    assert ask(server, "/version")[1] != version
-    assert b"at epoch 1 of 6" in ask(server, "/")[1]
+    assert request(server, "/version")[1] != version
+    assert b"at epoch 1 of 6" in request(server, "/")[1]
 
 
-def test_files_of_the_folder_and_nothing_else(server):
-    status, content = ask(server, "/experiment.json")
+def test_only_files_of_the_folder_are_served(server):
+    status, content = request(server, "/experiment.json")
     assert status == 200
     assert json.loads(content)["name"] == "made"
     for path in (
@@ -69,17 +69,17 @@ def test_files_of_the_folder_and_nothing_else(server):
         "/%00",
         "/nothing.json",
     ):
-        assert ask(server, path)[0] == 404, path
+        assert request(server, path)[0] == 404, path
 
 
-def test_it_only_reads(server):
+def test_it_is_read_only(server):
     for method in ("POST", "PUT", "DELETE"):
-        assert ask(server, "/", method)[0] == 501
-    status, content = ask(server, "/", "HEAD")
+        assert request(server, "/", method)[0] == 501
+    status, content = request(server, "/", "HEAD")
     assert (status, content) == (200, b"")
 
 
-def test_another_name_for_this_machine_is_refused(server):
-    """A page elsewhere may point its own name here, to read what its visitor can."""
-    assert ask(server, "/", Host="evil.example")[0] == 403
-    assert ask(server, "/", Host="localhost:8000")[0] == 200
+def test_other_host_names_are_refused(server):
+    """A website could point its own name here to read the report (DNS rebinding)."""
+    assert request(server, "/", Host="evil.example")[0] == 403
+    assert request(server, "/", Host="localhost:8000")[0] == 200

@@ -1,0 +1,28 @@
+"""Figures in files."""
+
+from __future__ import annotations
+
+import made
+from gadam.report import figures
+from gadam.runs import collect
+
+
+def test_the_same_numbers_make_the_same_files(tmp_path):
+    collection = collect([made.sweep(tmp_path / "runs")])
+    paths = figures.write_figures(collection, tmp_path / "out")
+    assert {path.name for path in paths} == {
+        f"{name}.{end}" for name in ("curves", "rates", "costs") for end in ("png", "svg")
+    }
+    assert (tmp_path / "out" / "curves.png").read_bytes().startswith(b"\x89PNG")
+    again = figures.write_figures(collection, tmp_path / "again")
+    assert all(a.read_bytes() == b.read_bytes() for a, b in zip(paths, again))
+
+
+def test_each_metric_has_its_own_panel(tmp_path):
+    made.sweep(tmp_path / "images", seeds=1)
+    one = figures.write_figures(collect([tmp_path]), tmp_path / "one")
+    made.run(tmp_path / "text" / "lm-0", "LSTM", 0, recipe=made.LANGUAGE)
+    two = figures.write_figures(collect([tmp_path]), tmp_path / "two")
+    assert "test error, %" in one[1].read_text()
+    assert "test perplexity" not in one[1].read_text()
+    assert "test perplexity" in two[1].read_text()

@@ -1,0 +1,79 @@
+"""The numbers behind the charts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import made
+from gadam.report import series
+from gadam.runs import Average, Experiment, collect
+from gadam.runs.files import write_json
+
+
+def test_curves_are_means_over_seeds(tmp_path):
+    collection = collect([made.sweep(tmp_path)])
+    curves = {(c.label, c.point): c for c in series.curves(collection)}
+    assert set(curves) == {("AdamW", "iterate"), ("Gadam", "average"), ("Gadam", "iterate")}
+    curve = curves["Gadam", "average"]
+    assert curve.epoch == (3, 4, 5, 6)
+    assert curve.seeds == (3,) * 4
+    last = [run.epochs[-1].metric("accuracy", "average") for run in collection.runs_of("Gadam")]
+    assert curve.value[-1] == pytest.approx(100 - sum(v for v in last if v) / 3, abs=1e-3)
+    assert all(low < value < high for low, value, high in zip(curve.low, curve.value, curve.high))
+
+
+def test_accuracies_are_shown_as_errors():
+    assert series.to_error("accuracy", 90.0) == 10.0
+    assert series.to_error("perplexity", 90.0) == 90.0
+    assert series.axis_title("accuracy", "validation") == "validation error, %"
+    assert series.axis_title("perplexity") == "test perplexity"
+
+
+def test_a_method_without_an_average_is_styled_like_an_average(tmp_path):
+    curves = series.curves(collect([made.sweep(tmp_path)]))
+    averaged = series.averaged_labels(curves)
+    styled = {(c.label, c.point): series.styled_as(c, averaged) for c in curves}
+    assert styled == {
+        ("AdamW", "iterate"): "average",
+        ("Gadam", "average"): "average",
+        ("Gadam", "iterate"): "iterate",
+    }
+
+
+def test_rates_show_where_averaging_starts(tmp_path):
+    rates = {r.label: r for r in series.rates(collect([made.sweep(tmp_path)]))}
+    assert rates["Gadam"].start == 2
+    assert rates["AdamW"].start is None
+    assert rates["AdamW"].rate[0] == pytest.approx(0.01)
+    assert rates["AdamW"].rate[-1] < 0.01
+
+
+def test_a_trigger_starts_where_the_first_sample_was_recorded(tmp_path):
+    triggered = replace(made.LANGUAGE, average=Average("non-monotone"))
+    made.run(tmp_path / "whole", "fired", 0, recipe=triggered)
+    made.run(tmp_path / "short", "waiting", 0, recipe=triggered, epochs=1)
+    rates = {r.label: r for r in series.rates(collect([tmp_path]))}
+    assert rates["fired"].start == 2
+    assert rates["waiting"].start is None
+
+
+def test_costs_are_means_per_epoch(tmp_path):
+    collection = collect([made.sweep(tmp_path)])
+    cost = next(cost for cost in series.costs(collection) if cost.label == "Gadam")
+    assert cost.seconds["refresh"] == pytest.approx(0.2)
+    train = [r.seconds["train"] for run in collection.runs_of("Gadam") for r in run.epochs]
+    assert cost.seconds["train"] == pytest.approx(sum(train) / len(train), abs=1e-3)
+    assert (cost.peak_memory, cost.parameters) == (3, 1234)
+
+
+def test_floors_come_from_the_experiment(tmp_path):
+    made.run(tmp_path / "lm-0", "LSTM", 0, recipe=made.LANGUAGE)
+    assert series.floors(collect([tmp_path])) == {}
+    floors = {"perplexity": {"test": 7.5}, "accuracy": {"test": 1.0}}
+    experiment = Experiment("made", "Made up", {"LSTM": made.LANGUAGE}, floors=floors)
+    write_json(tmp_path / "experiment.json", experiment.to_dict())
+    collection = collect([tmp_path])
+    assert series.floors(collection) == {"perplexity": 7.5}  # no row is rated by accuracy
+    assert series.floors(collection, "validation") == {}
