@@ -36,7 +36,7 @@ def main() -> int:
                 "--disable-gpu",
                 "--hide-scrollbars",
                 "--virtual-time-budget=8000",
-                "--window-size=1100,1420",
+                "--window-size=1240,1420",
                 f"--screenshot={DOCS / 'report.png'}",
                 page.as_uri(),
             ],
