@@ -1,9 +1,10 @@
-"""Data sets of a few random images with the shapes of the real ones, and texts of a few words."""
+"""Data sets of a few random images in the shapes of the real ones, and texts of a few words."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 import torch
 
 from gadam.runs.recipe import Average, Recipe
@@ -19,14 +20,20 @@ SHAPES = {
     "imagenet32": ((3, 32, 32), 1000),
     "imagenet": ((3, 224, 224), 1000),
 }
-
 WORDS = {"toy-language": 574, "ptb-mini": 2_000, "ptb": 10_000}
 
-# Without the caches, which may hold other data.
+# Without the cache, which may hold real data.
 _LOAD_SPLITS, _LOAD_CORPUS = images._load_splits.__wrapped__, language._load_corpus.__wrapped__
 
 
-def load(name: str, data_dir: object = None, *, train: int = 10, test: int = 4) -> data.Dataset:
+def load(name: str, *, train: int = 10, test: int = 4) -> data.Dataset:
+    """Return random images.
+
+    Args:
+        name: The data set to imitate.
+        train: Number of training images.
+        test: Number of test images.
+    """
     shape, classes = SHAPES[name]
     generator = torch.Generator().manual_seed(0)
 
@@ -44,7 +51,12 @@ def load(name: str, data_dir: object = None, *, train: int = 10, test: int = 4) 
     )
 
 
-def load_text(name: str, *_: object) -> text.Corpus:
+def load_text(name: str) -> text.Corpus:
+    """Return a random text of 22 words per split.
+
+    Args:
+        name: The text to imitate.
+    """
     generator = torch.Generator().manual_seed(0)
     train, validation, test = (
         torch.randint(WORDS[name], (22,), generator=generator) for _ in range(3)
@@ -52,16 +64,26 @@ def load_text(name: str, *_: object) -> text.Corpus:
     return text.Corpus(name, tuple(map(str, range(WORDS[name]))), train, validation, test)
 
 
-def install(monkeypatch, **kwargs) -> None:
-    """Make recipes load these data sets instead of the real ones."""
-    monkeypatch.setattr(data, "load", lambda name, data_dir=None: load(name, data_dir, **kwargs))
-    monkeypatch.setattr(text, "load", load_text)
+def install(monkeypatch: pytest.MonkeyPatch, *, train: int = 10, test: int = 4) -> None:
+    """Let recipes load this data instead of the real data.
+
+    Args:
+        monkeypatch: Restores the real data after the test.
+        train: Number of training images.
+        test: Number of test images.
+    """
+    monkeypatch.setattr(data, "load", lambda name, *_: load(name, train=train, test=test))
+    monkeypatch.setattr(text, "load", lambda name, *_: load_text(name))
     monkeypatch.setattr(images, "_load_splits", _LOAD_SPLITS)
     monkeypatch.setattr(language, "_load_corpus", _LOAD_CORPUS)
 
 
 def two_steps(recipe: Recipe) -> Recipe:
-    """Shorten a recipe to one epoch of two steps. An average takes at least one sample."""
+    """Return the recipe cut to one epoch of two steps, with a sample if it has an average.
+
+    Args:
+        recipe: Any recipe.
+    """
     validation = 2 if recipe.data.validation else 0
     average = recipe.average
     if isinstance(average, Average) and isinstance(average.start, int):

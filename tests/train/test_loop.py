@@ -1,29 +1,33 @@
-"""The loop: what it computes, that it resumes to the bit, and that nothing leaks between its parts."""
+"""The training loop: what it computes, exact resumption, and separation of the data splits."""
 
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 import gadam
 import synthetic
+from compare_runs import assert_same_run, stop_after, without_times
 from contract import same
-from gadam.train import loop, optimizers, task
-from gadam.train.recipe import (
+from gadam.runs import (
     Average,
     Data,
     Language,
     Optimizer,
     Recipe,
     RecipeError,
+    RunFolder,
+    RunResult,
     Schedule,
 )
-from gadam.train.record import Run, read_weights
+from gadam.runs.folder import read_epochs, read_weights
+from gadam.runs.record import Point
+from gadam.train import loop
+from gadam.train.tasks import ImageTask, images
 
 DATA = Data("fashion-mini", validation=100, examples=400, size=14, augment=False, label_noise=0.2)
 BASE = Recipe(
@@ -45,7 +49,7 @@ LANGUAGE = Recipe(
     language=Language(bptt=20),
     epochs=4,
     batch_size=8,
-    clip=0.25,
+    clip_grad_norm=0.25,
 )
 
 METHODS = {
@@ -67,7 +71,7 @@ METHODS = {
     "schedule-free": replace(BASE, optimizer=Optimizer("schedule-free", 1e-2)),
     "batchnorm": replace(AVERAGED, model="vgg-mini", data=replace(DATA, size=8)),
     "accumulate, clip, augment": replace(
-        AVERAGED, accumulate=3, clip=0.5, data=replace(DATA, augment=True, pad=1)
+        AVERAGED, accumulate=3, clip_grad_norm=0.5, data=replace(DATA, augment=True, pad=1)
     ),
     "bf16": replace(AVERAGED, amp="bf16"),
     "language": LANGUAGE,
@@ -85,33 +89,16 @@ METHODS = {
 }
 
 
-def timeless(folder: Path) -> tuple[Any, Any]:
-    """The result and the record without what the clock has to do with; and the last state."""
-    result = json.loads((folder / "result.json").read_text())
-    for key in ("seconds", "peak_memory"):
-        del result[key]
-    lines = [json.loads(line) for line in (folder / "epochs.jsonl").read_text().splitlines()]
-    for line in lines:
-        del line["seconds"]
-    state = torch.load(max(folder.glob("checkpoint-*.pt")), weights_only=True)
-    del state["lines"]  # they have times in them
-    return (result, lines), state
-
-
-def assert_same_run(a: Path, b: Path) -> None:
-    (numbers_a, state_a), (numbers_b, state_b) = timeless(a), timeless(b)
-    assert numbers_a == numbers_b
-    same(state_a, state_b)
-
-
-def stop_after(steps: int):
-    calls = iter(range(steps + 1))
-    return lambda: next(calls, None) is None
+def loss_of(result: RunResult, point: Point = "iterate") -> float:
+    """Return the test loss at a point."""
+    loss = result.metric("loss", point)
+    assert loss is not None
+    return loss
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_stopped_run_ends_as_the_undisturbed_one(name, tmp_path, monkeypatch):
-    """Stopped in its third epoch, and again in what follows, with a checkpoint at every epoch."""
+def test_a_stopped_run_resumes_to_the_same_bits(name, tmp_path, monkeypatch):
+    """Stop in the third epoch, and again after resuming, with a checkpoint at every epoch."""
     if name == "schedule-free":
         pytest.importorskip("schedulefree")
     recipe = METHODS[name]
@@ -124,7 +111,7 @@ def test_a_stopped_run_ends_as_the_undisturbed_one(name, tmp_path, monkeypatch):
     assert_same_run(tmp_path / "whole", tmp_path / "torn")
 
 
-def test_stopped_before_any_checkpoint_it_begins_anew(tmp_path):
+def test_a_run_stopped_before_its_first_checkpoint_starts_over(tmp_path):
     loop.train(BASE, tmp_path / "whole")
     with pytest.raises(loop.Stopped):
         loop.train(BASE, tmp_path / "torn", should_stop=stop_after(8))
@@ -137,101 +124,93 @@ def test_seeds_differ_and_repeat(tmp_path):
     for folder, seed in (("a", 0), ("b", 0), ("c", 1)):
         loop.train(AVERAGED, tmp_path / folder, seed=seed)
     assert_same_run(tmp_path / "a", tmp_path / "b")
-    assert timeless(tmp_path / "a")[0] != timeless(tmp_path / "c")[0]
+    assert without_times(tmp_path / "a")[0] != without_times(tmp_path / "c")[0]
 
 
-def test_it_is_plain_training(tmp_path):
-    """Against a loop written out: SGD by the linear schedule, averaged by hand."""
+def test_matches_a_plain_loop(tmp_path):
+    """Compare with a loop written out: SGD with the linear schedule, averaged by hand."""
     recipe = replace(BASE, schedule=Schedule("linear-ia"), average=Average(1), epochs=5)
     result = loop.train(recipe, tmp_path, seed=1)
-    problem = task.Images(recipe, 1, torch.device("cpu"), None)
-    model = problem.model
+    task = ImageTask(recipe, 1, torch.device("cpu"), None)
+    model = task.model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     samples = []
     for epoch in range(5):
         optimizer.param_groups[0]["lr"] = 0.05 * gadam.schedule.linear_for_averaging(epoch, start=1)
-        for x, y in problem.batches(epoch):
+        for x, y in task.batches(epoch):
             optimizer.zero_grad()
             torch.nn.functional.cross_entropy(model(x), y).backward()
             optimizer.step()
         if epoch >= 1:
             samples.append([p.detach().clone() for p in model.parameters()])
-    assert result["samples"] == len(samples) == 4
-    assert problem.evaluate(model, "test")["loss"] == pytest.approx(
-        result["iterate"]["test"]["loss"], rel=1e-6
-    )
+    assert result.samples == len(samples) == 4
+    assert task.evaluate(model, "test")["loss"] == pytest.approx(loss_of(result), rel=1e-6)
     with torch.no_grad():
         for p, *values in zip(model.parameters(), *samples):
             p.copy_(torch.stack(values).mean(0))
-    for part in ("validation", "test"):
-        assert problem.evaluate(model, part) == pytest.approx(result["average"][part], rel=1e-5)
+    assert result.average is not None
+    for split in ("validation", "test"):
+        assert task.evaluate(model, split) == pytest.approx(result.average[split], rel=1e-5)
 
 
 def test_accumulated_gradients_are_those_of_the_whole_batch(tmp_path):
     whole = loop.train(replace(BASE, batch_size=64), tmp_path / "a")
-    parts = loop.train(replace(BASE, batch_size=64, accumulate=5), tmp_path / "b")
-    assert parts["iterate"]["test"]["loss"] == pytest.approx(
-        whole["iterate"]["test"]["loss"], rel=1e-4
-    )
+    accumulated = loop.train(replace(BASE, batch_size=64, accumulate=5), tmp_path / "b")
+    assert loss_of(accumulated) == pytest.approx(loss_of(whole), rel=1e-4)
 
 
 def test_clipping_bounds_the_step(tmp_path):
-    clipped = replace(BASE, clip=1e-9, optimizer=Optimizer("sgd", 1.0, momentum=0.0))
+    clipped = replace(BASE, clip_grad_norm=1e-9, optimizer=Optimizer("sgd", 1.0, momentum=0.0))
     still = replace(BASE, optimizer=Optimizer("sgd", 0.0))
-    a = loop.train(clipped, tmp_path / "a")["iterate"]["test"]["loss"]
-    b = loop.train(still, tmp_path / "b")["iterate"]["test"]["loss"]
-    assert a == pytest.approx(b, rel=1e-6)
+    a, b = loop.train(clipped, tmp_path / "a"), loop.train(still, tmp_path / "b")
+    assert loss_of(a) == pytest.approx(loss_of(b), rel=1e-6)
 
 
-def test_the_average_is_sampled_once_an_epoch_from_its_start(tmp_path):
+def test_the_average_is_sampled_once_per_epoch_after_its_start(tmp_path):
     loop.train(replace(AVERAGED, epochs=10, average=Average(5)), tmp_path)
-    lines = [json.loads(line) for line in (tmp_path / "epochs.jsonl").read_text().splitlines()]
-    assert [line["samples"] for line in lines] == [0, 0, 0, 0, 0, 1, 2, 3, 4, 5]
-    assert ["average" in line for line in lines] == [False] * 5 + [True] * 5
+    records = read_epochs(tmp_path / "epochs.jsonl")
+    assert [record.samples for record in records] == [0, 0, 0, 0, 0, 1, 2, 3, 4, 5]
+    assert [record.average is not None for record in records] == [False] * 5 + [True] * 5
 
 
 def test_the_authors_139_samples(tmp_path, monkeypatch):
     synthetic.install(monkeypatch)
     recipe = Recipe("r", "logistic", average=Average(161), epochs=300, evaluate_every=300)
-    assert loop.train(recipe, tmp_path)["samples"] == 139
+    assert loop.train(recipe, tmp_path).samples == 139
 
 
 def test_skipped_steps_do_not_shift_the_samples(tmp_path, monkeypatch):
-    """GradScaler finds an overflow at its first, far too large scales."""
+    """GradScaler starts at a scale that is far too large, and finds overflows."""
     scaler = torch.amp.GradScaler
     monkeypatch.setattr(
         torch.amp, "GradScaler", lambda device, enabled: scaler(device, 2.0**26, enabled=enabled)
     )
     recipe = replace(AVERAGED, amp="fp16", average=Average(3), epochs=8)
-    assert loop.train(recipe, tmp_path)["samples"] == 5
+    assert loop.train(recipe, tmp_path).samples == 5
 
 
-def test_rates_are_the_schedules(tmp_path):
+def test_the_learning_rate_follows_the_schedule(tmp_path):
     recipe = replace(BASE, epochs=10, schedule=Schedule("step", milestones=(3, 7)))
-    factors = [optimizers.rate_factor(recipe, epoch) for epoch in range(10)]
-    assert factors == pytest.approx([1] * 3 + [0.1] * 4 + [0.01] * 3)
-    cosine = replace(recipe, schedule=Schedule("cosine"))
-    assert [optimizers.rate_factor(cosine, e) for e in (0, 5)] == pytest.approx([1.0, 0.5])
-    frozen = replace(recipe, schedule=Schedule("frozen-linear"), average=Average(7))
-    assert optimizers.rate_factor(frozen, 9) == optimizers.rate_factor(frozen, 7) < 1
     loop.train(replace(recipe, evaluate_every=10), tmp_path)
-    lines = [json.loads(line) for line in (tmp_path / "epochs.jsonl").read_text().splitlines()]
-    assert [line["lr"] for line in lines] == pytest.approx([0.05 * f for f in factors])
-    assert ["iterate" in line for line in lines] == [False] * 9 + [True]
+    records = read_epochs(tmp_path / "epochs.jsonl")
+    factors = [1.0] * 3 + [0.1] * 4 + [0.01] * 3
+    assert [record.lr for record in records] == pytest.approx([0.05 * f for f in factors])
+    assert [record.lr for record in records] == [recipe.learning_rate(e) for e in range(10)]
+    assert [record.iterate is not None for record in records] == [False] * 9 + [True]
 
 
-def test_a_plateau_starts_and_stops(tmp_path):
+def test_a_plateau_starts_averaging_and_ends_the_run(tmp_path):
     recipe = replace(METHODS["auto"], epochs=60, optimizer=Optimizer("adamw", 0.05))
     result = loop.train(recipe, tmp_path)
-    assert result["epochs"] < 60
-    assert 0 < result["samples"] < result["epochs"]
+    assert result.epochs < 60
+    assert 0 < result.samples < result.epochs
 
 
-def test_a_diverged_run_says_so_and_ends(tmp_path):
+def test_a_diverged_run_is_marked_and_ends(tmp_path):
     recipe = replace(BASE, optimizer=Optimizer("sgd", 1e38), epochs=50)
     result = loop.train(recipe, tmp_path)
-    assert result["status"] == "diverged"
-    assert result["epochs"] < 50
+    assert result.status == "diverged"
+    assert result.epochs < 50
 
     def refuse(constant: str) -> None:
         raise ValueError(f"{constant} is not JSON")
@@ -242,22 +221,22 @@ def test_a_diverged_run_says_so_and_ends(tmp_path):
 
 
 def test_the_last_iterates_are_kept(tmp_path, monkeypatch):
-    recipe = replace(AVERAGED, keep=2)
+    recipe = replace(AVERAGED, keep_iterates=2)
     loop.train(recipe, tmp_path / "whole", seed=3)
-    run = Run(tmp_path / "whole", recipe, 3)
+    run = RunFolder(tmp_path / "whole", recipe, 3)
     last = recipe.epochs
     assert list(run.iterates()) == [last - 1, last]
     final = read_weights(run.iterates()[last])
     _, state = run.final_state()
     same(final, state["model"])
-    # Stopped and begun again, the folder holds the same files: none of what was done in vain.
+    # A stopped and resumed run has the same files, and none from discarded epochs.
     monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", 0.0)
     stray = tmp_path / "torn" / "iterates" / f"iterate-{last:06d}-{'0' * 16}.pt"
     for steps in (7, 2):
         with pytest.raises(loop.Stopped):
             loop.train(recipe, tmp_path / "torn", seed=3, should_stop=stop_after(steps))
     stray.parent.mkdir(exist_ok=True)
-    stray.write_bytes(b"of other weights")
+    stray.write_bytes(b"other weights")
     loop.train(recipe, tmp_path / "torn", seed=3)
     names = [
         sorted(p.name for p in (tmp_path / d / "iterates").iterdir()) for d in ("whole", "torn")
@@ -265,49 +244,51 @@ def test_the_last_iterates_are_kept(tmp_path, monkeypatch):
     assert names[0] == names[1]
 
 
-def test_of_a_run_that_ends_by_itself_the_last_iterates_are_kept_too(tmp_path):
-    recipe = replace(METHODS["auto"], epochs=60, optimizer=Optimizer("adamw", 0.05), keep=2)
+def test_the_last_iterates_are_kept_if_a_trigger_ends_the_run(tmp_path):
+    recipe = replace(
+        METHODS["auto"], epochs=60, optimizer=Optimizer("adamw", 0.05), keep_iterates=2
+    )
     result = loop.train(recipe, tmp_path)
-    kept = Run(tmp_path, recipe, 0).iterates()
-    assert list(kept) == [result["epochs"] - 1, result["epochs"]]
+    kept = RunFolder(tmp_path, recipe, 0).iterates()
+    assert list(kept) == [result.epochs - 1, result.epochs]
 
 
-def test_a_finished_run_is_not_run_again(tmp_path):
+def test_a_finished_run_is_not_repeated(tmp_path):
     first = loop.train(BASE, tmp_path)
     assert loop.train(BASE, tmp_path, should_stop=lambda: True) == first
 
 
-def test_validation_labels_stay_true_and_are_not_trained_on(tmp_path):
-    _, parts = task._prepared(replace(DATA, label_noise=1.0, examples=None), None)
-    _, clean = task._prepared(replace(DATA, label_noise=0.0, examples=None), None)
-    assert torch.equal(parts["validation"].labels, clean["validation"].labels)
-    assert not torch.equal(parts["train"].labels, clean["train"].labels)
-    assert len(parts["train"]) + len(parts["validation"]) == 5000
-    assert torch.equal(parts["test"].labels, clean["test"].labels)
+def test_validation_labels_are_correct_and_not_trained_on():
+    _, noisy = images._load_splits(replace(DATA, label_noise=1.0, examples=None), None)
+    _, clean = images._load_splits(replace(DATA, label_noise=0.0, examples=None), None)
+    assert torch.equal(noisy["validation"].labels, clean["validation"].labels)
+    assert not torch.equal(noisy["train"].labels, clean["train"].labels)
+    assert len(noisy["train"]) + len(noisy["validation"]) == 5000
+    assert torch.equal(noisy["test"].labels, clean["test"].labels)
 
 
-def test_the_test_set_changes_nothing(tmp_path, monkeypatch):
-    """Training with another test set ends in the same weights, a plateau's decisions included."""
+def test_training_does_not_depend_on_the_test_set(tmp_path, monkeypatch):
+    """Train with two test sets: the weights and the decisions of a plateau are the same."""
     recipe = METHODS["auto"]
     synthetic.install(monkeypatch, train=400, test=50)
     loop.train(recipe, tmp_path / "a")
     synthetic.install(monkeypatch, train=400, test=11)
     loop.train(recipe, tmp_path / "b")
-    (_, a), (_, b) = timeless(tmp_path / "a"), timeless(tmp_path / "b")
+    (_, a), (_, b) = without_times(tmp_path / "a"), without_times(tmp_path / "b")
     same(a, b)
 
 
 @pytest.mark.parametrize("every", [1, 4])
-def test_looking_at_schedule_free_changes_nothing(every, tmp_path):
+def test_evaluating_schedule_free_does_not_change_it(every, tmp_path):
     pytest.importorskip("schedulefree")
     recipe = replace(METHODS["schedule-free"], evaluate_every=every)
     loop.train(recipe, tmp_path / "a")
     loop.train(replace(recipe, evaluate_every=2), tmp_path / "b")
-    same(timeless(tmp_path / "a")[1]["model"], timeless(tmp_path / "b")[1]["model"])
+    same(without_times(tmp_path / "a")[1]["model"], without_times(tmp_path / "b")[1]["model"])
 
 
 @pytest.mark.slow
-def test_compiled_training_resumes_to_the_bit(tmp_path, monkeypatch):
+def test_compiled_training_resumes_to_the_same_bits(tmp_path, monkeypatch):
     recipe = replace(AVERAGED, compile=True, batch_size=64)  # with a short last batch
     loop.train(recipe, tmp_path / "whole")
     monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", 0.0)
@@ -318,17 +299,15 @@ def test_compiled_training_resumes_to_the_bit(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_compiled_training_agrees(tmp_path):
+def test_compiled_training_agrees_with_eager(tmp_path):
     plain = loop.train(AVERAGED, tmp_path / "a")
     compiled = loop.train(replace(AVERAGED, compile=True), tmp_path / "b")
-    assert compiled["average"]["test"]["loss"] == pytest.approx(
-        plain["average"]["test"]["loss"], rel=1e-3
-    )
+    assert loss_of(compiled, "average") == pytest.approx(loss_of(plain, "average"), rel=1e-3)
 
 
-def test_a_failure_leaves_word_until_the_run_is_tried_again(tmp_path, monkeypatch):
+def test_a_failure_is_recorded_until_the_run_is_tried_again(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(task.Images, "evaluate", lambda *_: 1 / 0)
+        patch.setattr(ImageTask, "evaluate", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             loop.train(BASE, tmp_path)
     assert "ZeroDivisionError" in json.loads((tmp_path / "failure.json").read_text())["reason"]
@@ -337,6 +316,6 @@ def test_a_failure_leaves_word_until_the_run_is_tried_again(tmp_path, monkeypatc
 
 
 def test_a_missing_package_is_named(tmp_path, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "schedulefree", None)
+    monkeypatch.setitem(sys.modules, "schedulefree", None)
     with pytest.raises(RecipeError, match="pip install schedulefree"):
         loop.train(METHODS["schedule-free"], tmp_path)

@@ -1,0 +1,200 @@
+"""Tables of results: means over seeds, intervals, paired differences."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from statistics import mean, stdev
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gadam.runs import summary
+from gadam.runs.experiment import Experiment
+from gadam.runs.files import to_json
+from gadam.runs.recipe import Average, Data, Language, Recipe
+from gadam.runs.record import RunResult
+from gadam.runs.summary import SeedMean, summarize
+
+
+def result(iterate: float, average: float | None = None, metric: str = "accuracy") -> RunResult:
+    def point(value: float) -> dict[str, dict[str, float]]:
+        return {"test": {metric: value}, "validation": {metric: value + 1}}
+
+    return RunResult(
+        "done",
+        5,
+        iterate=point(iterate),
+        average=None if average is None else point(average),
+        seconds={"train": 2.0, "refresh": 1.0},
+    )
+
+
+BOTH = Experiment(
+    "e",
+    "title",
+    {"AdamW": Recipe("a", "logistic"), "Gadam": Recipe("b", "logistic")},
+    bases={"Gadam": "AdamW"},
+    published={"Gadam": 75.73},
+)
+TEXT = Recipe("t", "awd-lstm-mini", Data("toy-language", augment=False), language=Language())
+TEXTS = Experiment(
+    "l",
+    "title",
+    {"Adam": TEXT, "Gadam": replace(TEXT, average=Average(3))},
+    bases={"Gadam": "Adam"},
+)
+
+
+# ----------------------------------------------------------------------------------------- means
+
+
+@given(st.lists(st.floats(0, 100), min_size=2, max_size=30))
+def test_mean_and_standard_error(values):
+    found = SeedMean.of(values)
+    assert found is not None
+    assert found.mean == pytest.approx(mean(values))
+    assert found.error == pytest.approx(stdev(values) / len(values) ** 0.5)
+    assert found.count == len(values)
+
+
+def test_one_seed_has_no_error():
+    assert SeedMean.of([81.0]) == SeedMean(81.0, None, 1)
+    assert SeedMean(81.0, None, 1).interval is None
+    assert str(SeedMean(81.0, None, 1)) == "81.00"
+    assert str(SeedMean(81.0, 0.126, 3)) == "81.00 ± 0.13"
+
+
+def test_missing_values_are_left_out():
+    assert SeedMean.of([None, 1.0, math.nan, 3.0, math.inf]) == SeedMean.of([1.0, 3.0])
+    assert SeedMean.of([None, math.nan]) is None
+    assert SeedMean.of([]) is None
+
+
+@pytest.mark.parametrize(("count", "quantile"), [(2, 12.706), (3, 4.303), (10, 2.262)])
+def test_intervals_use_student_quantiles(count, quantile):
+    assert SeedMean(0.0, 1.0, count).interval == pytest.approx(quantile, abs=1e-3)
+
+
+def test_intervals_of_many_seeds_are_not_too_narrow():
+    scipy_quantiles = {11: 2.228, 20: 2.093, 60: 2.001}
+    for count, quantile in scipy_quantiles.items():
+        assert SeedMean(0.0, 1.0, count).interval == pytest.approx(quantile, rel=0.002)
+
+
+# ------------------------------------------------------------------------------------------ rows
+
+
+def test_differences_are_paired_by_seed_at_the_point_in_use():
+    results = {
+        ("AdamW", 0): result(80.0),
+        ("AdamW", 1): result(90.0),
+        ("Gadam", 0): result(70.0, 81.0),
+        ("Gadam", 1): result(70.0, 91.0),
+        ("Gadam", 2): result(70.0, 50.0),  # no partner
+    }
+    base, gadam = summarize(BOTH, results)
+    assert base.difference is None
+    assert gadam.difference == SeedMean(1.0, 0.0, 2)
+    assert gadam.iterate == SeedMean(70.0, 0.0, 3)
+    assert gadam.validation is not None
+    assert gadam.validation.mean == pytest.approx(75.0)
+    assert gadam.seconds == 3.0
+    assert (gadam.runs, gadam.failed, gadam.diverged) == (3, 0, 0)
+    assert summary.best(BOTH, [base, gadam]) == {"AdamW"}
+
+
+def test_less_perplexity_is_a_gain():
+    results = {
+        ("Adam", 0): result(100.0, metric="perplexity"),
+        ("Gadam", 0): result(110.0, 90.0, metric="perplexity"),
+    }
+    table = summarize(TEXTS, results)
+    assert [row.metric for row in table] == ["perplexity"] * 2
+    assert table[1].difference == SeedMean(10.0, None, 1)
+    assert summary.best(TEXTS, table) == {"Gadam"}
+
+
+def test_failed_runs_are_counted():
+    table = summarize(BOTH, {("AdamW", 0): result(80.0), ("Gadam", 0): None})
+    text = summary.to_markdown(BOTH, table)
+    assert "Gadam (1 failed)" in text
+    assert "**80.00**" in text
+    assert "75.73" in text
+    assert table[1].difference is None
+    assert table[1].seconds is None
+
+
+def test_diverged_runs_are_counted_and_have_no_mean():
+    diverged = replace(
+        result(80.0, metric="perplexity"),
+        status="diverged",
+        iterate={"test": {"perplexity": math.nan}},
+    )
+    results = {("Adam", 0): diverged, ("Adam", 1): result(90.0, metric="perplexity")}
+    row, _ = summarize(TEXTS, results)
+    assert (row.runs, row.diverged) == (2, 1)
+    assert row.iterate == SeedMean(90.0, None, 1)
+    assert summary.row_title(row) == "Adam (1 diverged)"
+    assert summary.cells(row)[1] == "90.00 (1 of 2)"
+
+
+def test_an_average_that_some_runs_lack_is_marked():
+    """If a trigger does not fire, a run has no average and counts with its last iterate."""
+    results = {("Gadam", 0): result(80.0, 85.0), ("Gadam", 1): result(82.0)}
+    results |= {("AdamW", 0): result(79.0), ("AdamW", 1): result(80.0)}
+    _, row = summarize(BOTH, results)
+    assert row.average is not None
+    assert row.average.count == 1
+    assert summary.cells(row)[2] == "85.00 (1 of 2)"
+    assert row.difference is not None
+    assert row.difference.mean == pytest.approx((6.0 + 2.0) / 2)
+
+
+def test_gains_show_their_interval():
+    results = {("AdamW", seed): result(80.0 + seed) for seed in range(3)}
+    results |= {("Gadam", seed): result(0.0, 81.0 + 2 * seed) for seed in range(3)}
+    _, row = summarize(BOTH, results)
+    half = 4.303 / 3**0.5
+    assert summary.cells(row)[3] == f"+2.00 (95 %: {2 - half:+.2f} to {2 + half:+.2f}) over AdamW"
+
+
+# ----------------------------------------------------------------------------------------- texts
+
+
+def test_rows_of_different_tasks_are_not_compared():
+    mixed = replace(BOTH, recipes={**BOTH.recipes, "LSTM": TEXT})
+    results = {
+        ("AdamW", 0): result(80.0),
+        ("Gadam", 0): result(79.0),
+        ("LSTM", 0): result(99.0, metric="perplexity"),
+    }
+    table = summarize(mixed, results)
+    assert [[row.label for row in rows] for rows in summary.by_task(mixed, table)] == [
+        ["AdamW", "Gadam"],
+        ["LSTM"],
+    ]
+    assert summary.best(mixed, table) == {"AdamW", "LSTM"}
+
+
+def test_markdown_escapes_bars_and_has_equal_columns():
+    odd = BOTH.renamed({"Gadam": "Gadam | 2"})
+    table = summarize(odd, {("AdamW", 0): result(80.0), ("Gadam | 2", 0): result(70.0, 81.0)})
+    lines = summary.to_markdown(odd, table).splitlines()
+    assert "Gadam \\| 2" in lines[-1]
+    columns = {line.replace("\\|", "").count("|") for line in lines}
+    assert len(columns) == 1
+
+
+def test_the_table_is_plain_data():
+    table = summarize(BOTH, {("AdamW", 0): result(80.0), ("Gadam", 0): None})
+    plain = json.loads(to_json(summary.to_dict(BOTH, table)))
+    assert [row["label"] for row in plain["rows"]] == ["AdamW", "Gadam"]
+    assert plain["rows"][0]["iterate"] == {"mean": 80.0, "error": None, "count": 1}
+    assert (plain["experiment"], plain["metric"]) == ("e", "accuracy")
+
+
+def test_units():
+    assert summary.with_units(["accuracy", "perplexity"]) == "accuracy, % or perplexity"
