@@ -98,9 +98,9 @@ def _description() -> str:
     listed = "\n".join(f"  {name:<{width}}  {part.title}" for name, part in known.items())
     return (
         "Measure finished runs from their checkpoints, and add the results to their report.\n\n"
-        "Each value is saved as soon as it is known. Rerun an interrupted command to resume it. "
-        "Runs have iterates to compare if they were trained with `--set keep_iterates=N`, which "
-        f"keeps those of the last N epochs.\n\nParts:\n{listed}"
+        "Each value is saved as soon as it is known. Rerun an interrupted command to resume it.\n"
+        "To compare iterates, train with `--set keep_iterates=N`, which keeps those of the last N\n"
+        f"epochs.\n\nParts:\n{listed}"
     )
 
 
