@@ -132,8 +132,10 @@ def test_complete_data_is_not_downloaded_again(
     fetch("cifar100", tmp_path, urls=server.url, progress=False)
     requests = list(server.requests)
     fetch("cifar100", tmp_path, urls=server.url, progress=False)
+    assert capsys.readouterr().out == ""
+    fetch("cifar100", tmp_path, urls=server.url)
     assert server.requests == requests
-    assert f"cifar100 is already there: {tmp_path}\n" in capsys.readouterr().out
+    assert capsys.readouterr().out == f"cifar100 is already there: {tmp_path}.\n"
 
 
 @pytest.mark.parametrize("name", ["cifar100", "mnist"])

@@ -9,10 +9,13 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING
 
 from gadam.train.data import sources, text
 from gadam.train.data.errors import DataError, import_extra
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 __all__ = ["fetch"]
 
@@ -87,7 +90,7 @@ def fetch(
     urls: str | None = None,
     progress: bool = True,
 ) -> Path:
-    """Download a data set unless it is already complete. Print a line if it is.
+    """Download a data set unless it is already complete.
 
     The files appear where :func:`gadam.train.data.load` searches only after all of them are
     downloaded and verified.
@@ -96,7 +99,7 @@ def fetch(
         name: As for :func:`gadam.train.data.load` or :func:`gadam.train.data.text.load`.
         data_dir: The folder of all data sets, as there.
         urls: An alternative address of the same files.
-        progress: Show progress bars.
+        progress: Show progress bars, and print a line if the data set is already complete.
 
     Returns:
         The folder to load it from.
@@ -130,7 +133,9 @@ def fetch(
             ) from error
     else:
         in_package = name in ("fashion-mini", text.TOY_LANGUAGE)
-        print(f"{name} is already there: {'it is part of the package.' if in_package else root}")
+        place = "it is part of the package" if in_package else root
+        if progress:
+            print(f"{name} is already there: {place}.")
         return root
     published = _PUBLISHED[name]
     url = urls or published.url
@@ -170,7 +175,7 @@ class _Bar:
 
     total = 0
 
-    def __init__(self, shown: Any, title: str) -> None:
+    def __init__(self, shown: Progress, title: str) -> None:
         self._shown = shown
         self._task = shown.add_task(title, total=None)
 

@@ -111,7 +111,7 @@ class LanguageTask:
             start = end
 
     def rate_factor(self, batch: Passage) -> float:
-        # The mean loss of a short passage gives its words more weight. A smaller step corrects it.
+        # In the mean loss of a short passage, each word has more weight. Correct the step for it.
         return len(batch.words) / self.settings.bptt if self.settings.vary_bptt else 1.0
 
     def micro_batches(self, batch: Passage, count: int) -> list[tuple[Passage, float]]:
