@@ -11,9 +11,8 @@ An archive is a JSON document with one line per packed file, sorted by path::
     }
     }
 
-It holds numbers only: the `*.json` and `*.jsonl` files of a folder. Checkpoints, figures and pages
-are left out, and so are the report's `sections/`, which refer to figures. `gadam analyze` writes
-those again.
+It holds numbers only: the `*.json` and `*.jsonl` files of a folder. Checkpoints, figures, and pages
+are left out, and so are the report's `sections/`, which refer to figures.
 """
 
 from __future__ import annotations
