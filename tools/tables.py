@@ -253,7 +253,9 @@ def measured(name: str, part: str, columns: dict[str, str]) -> str:
         for label, values in found["values"].items()
         if isinstance(values, dict)
     ]
-    return _table(["method", *columns.values()], rows, _measured_caption(name))
+    seeds = _read_files(name)["summary.json"]["seeds"]
+    caption = f"Means ± standard errors over {seeds} seeds. {_provenance(name)}"
+    return _table(["method", *columns.values()], rows, caption)
 
 
 def sharpness(name: str) -> str:
@@ -262,15 +264,18 @@ def sharpness(name: str) -> str:
     Args:
         name: The archive of the experiment.
     """
-    found = _read_files(name)["analysis.json"]["parts"]["curvature"]
+    files = _read_files(name)
+    seeds = files["summary.json"]["seeds"]
     rows = []
-    for label, points in found["values"].items():
-        cells = [label]
+    for label, points in files["analysis.json"]["parts"]["curvature"]["values"].items():
+        runs = min(point[key]["runs"] for point in points.values() for key in SHARPNESS)
+        cells = [label + (f" ({runs} of {seeds} seeds)" if runs < seeds else "")]
         for key in SHARPNESS:
             first, *others = [f"{point[key]['mean']:.3g}" for point in points.values()]
             cells.append(first + "".join(f" ({other})" for other in others))
         rows.append(cells)
-    return _table(["method", *SHARPNESS.values()], rows, _measured_caption(name))
+    caption = f"Means over {seeds} seeds. {_provenance(name)}"
+    return _table(["method", *SHARPNESS.values()], rows, caption)
 
 
 def errata() -> str:
@@ -323,11 +328,6 @@ def _provenance(name: str, *more: str) -> str:
         f"Command: `{summary['command']}` ({', '.join([*machine, *more])}). Source: "
         f"`results/{name}.json`."
     )
-
-
-def _measured_caption(name: str) -> str:
-    seeds = _read_files(name)["summary.json"]["seeds"]
-    return f"Means ± standard errors over {seeds} seeds. {_provenance(name)}"
 
 
 def _read(name: str) -> Document:

@@ -119,7 +119,7 @@ def test_a_folder_with_files_is_refused(tmp_path):
 
 
 def test_a_file_that_is_also_a_folder_is_refused(tmp_path):
-    files = {"a.json": {}, "a.json/b.json": {}}
+    files: dict[str, object] = {"a.json": {}, "a.json/b.json": {}}
     (tmp_path / "archive.json").write_text(json.dumps({"format": archive.FORMAT, "files": files}))
     with pytest.raises(RunError, match="could not be written"):
         archive.unpack(tmp_path / "archive.json", tmp_path / "folder")
