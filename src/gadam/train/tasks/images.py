@@ -9,19 +9,20 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from typing_extensions import override
 
 from gadam.runs.recipe import Data, Recipe, RecipeError
 from gadam.train import data, lstm, models
 from gadam.train.data import text
-from gadam.train.tasks.task import Purpose, seed_for
+from gadam.train.tasks.task import Purpose, Task, seed_for
 
 __all__ = ["ImageTask", "LabeledImages", "build_classifier"]
 
 LabeledImages = tuple[Tensor, Tensor]  # normalized images and labels
 
 
-class ImageTask:
-    """Image classification. See :class:`gadam.train.tasks.Task`.
+class ImageTask(Task[LabeledImages]):
+    """Image classification.
 
     Args:
         recipe: The recipe.
@@ -77,28 +78,35 @@ class ImageTask:
             "train", self.recipe.batch_size, augment=self.recipe.data.augment, shuffle=generator
         )
 
+    @override
     def steps(self, epoch: int) -> int:
         return -(-len(self._splits["train"]) // self.recipe.batch_size)
 
+    @override
     def batches(self, epoch: int) -> Iterator[LabeledImages]:
         return self._shuffled("order", epoch)
 
+    @override
     def rate_factor(self, batch: LabeledImages) -> float:
         return 1.0
 
+    @override
     def micro_batches(self, batch: LabeledImages, count: int) -> list[tuple[LabeledImages, float]]:
         if count == 1:
             return [(batch, 1.0)]
         x, y = batch
         return [((a, b), len(b) / len(y)) for a, b in zip(x.chunk(count), y.chunk(count))]
 
+    @override
     def loss(self, model: nn.Module, batch: LabeledImages) -> tuple[Tensor, int]:
         x, y = batch
         return F.cross_entropy(model(x), y), len(y)
 
+    @override
     def refresh(self, epoch: int) -> Iterator[LabeledImages]:
         return self._shuffled("refresh", epoch)
 
+    @override
     def training_data(self, examples: int | None = None) -> Iterator[LabeledImages]:
         left = len(self._splits["train"]) if examples is None else examples
         for x, y in self._batches("train", self.recipe.batch_size):
@@ -107,12 +115,14 @@ class ImageTask:
             yield x[:left], y[:left]
             left -= len(y)
 
+    @override
     @torch.no_grad()
     def scores(self, model: nn.Module, split: str) -> Iterator[tuple[Tensor, Tensor]]:
         model.eval()
         for x, y in self._batches(split, max(self.recipe.batch_size, 250)):
             yield model(x).float(), y
 
+    @override
     @torch.no_grad()
     def evaluate(self, model: nn.Module, split: str) -> dict[str, float]:
         top = min(5, self.dataset.num_classes)

@@ -11,11 +11,12 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from typing_extensions import override
 
 from gadam.runs.recipe import Data, Recipe, RecipeError
 from gadam.train import lstm
 from gadam.train.data import text
-from gadam.train.tasks.task import seed_for
+from gadam.train.tasks.task import Task, seed_for
 
 __all__ = ["LanguageTask", "Passage", "build_language_model", "mean_negative_log_likelihood"]
 
@@ -36,8 +37,8 @@ class Passage(NamedTuple):
     first: int
 
 
-class LanguageTask:
-    """Prediction of the next word of a text. See :class:`gadam.train.tasks.Task`.
+class LanguageTask(Task[Passage]):
+    """Prediction of the next word of a text.
 
     The text is divided into ``batch_size`` columns of equal length, which are read in parallel. The
     remainder is dropped, as usual. The network's state carries over from passage to passage;
@@ -99,9 +100,11 @@ class LanguageTask:
             yield length
             left -= length
 
+    @override
     def steps(self, epoch: int) -> int:
         return sum(1 for _ in self._lengths(epoch))
 
+    @override
     def batches(self, epoch: int) -> Iterator[Passage]:
         self._states = {}
         start = 0
@@ -110,10 +113,12 @@ class LanguageTask:
             yield Passage(self._columns[start:end], self._columns[start + 1 : end + 1], 0)
             start = end
 
+    @override
     def rate_factor(self, batch: Passage) -> float:
         # In the mean loss of a short passage, each word has more weight. Correct the step for it.
         return len(batch.words) / self.settings.bptt if self.settings.vary_bptt else 1.0
 
+    @override
     def micro_batches(self, batch: Passage, count: int) -> list[tuple[Passage, float]]:
         words, following = (columns.chunk(count, dim=1) for columns in batch[:2])
         pieces, first = [], 0
@@ -122,6 +127,7 @@ class LanguageTask:
             first += a.shape[1]
         return pieces
 
+    @override
     def loss(self, model: nn.Module, batch: Passage) -> tuple[Tensor, int]:
         out: lstm.Output = model(batch.words, self._states.get(batch.first))
         self._states[batch.first] = lstm.detached(out.state)
@@ -132,9 +138,11 @@ class LanguageTask:
             loss = loss + self.settings.tar_beta * out.raw.diff(dim=0).square().mean()
         return loss, batch.words.numel()
 
+    @override
     def refresh(self, epoch: int) -> Iterator[Passage]:
         return iter(())  # the network has no BatchNorm
 
+    @override
     def training_data(self, examples: int | None = None) -> Iterator[Passage]:
         seen = 0
         for passage in self.batches(0):
@@ -143,6 +151,7 @@ class LanguageTask:
             yield passage
             seen += passage.words.numel()
 
+    @override
     def scores(self, model: nn.Module, split: str) -> Iterator[tuple[Tensor, Tensor]]:
         for scores, following in _predictions(model, *self._reading(split)):
             real = following != IGNORED
@@ -152,6 +161,7 @@ class LanguageTask:
         words_at_once = min(1000, 10**7 // len(self.corpus.words))  # ten million scores
         return self._splits[split], self.EVALUATION_COLUMNS[split], words_at_once
 
+    @override
     def evaluate(self, model: nn.Module, split: str) -> dict[str, float]:
         loss = mean_negative_log_likelihood(model, *self._reading(split))
         return {"perplexity": math.exp(loss) if loss < 700 else math.inf, "loss": loss}
