@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: help compare test test-all lint format clean
+.PHONY: help compare test test-all lint format tables clean
 
 help:
 	@echo "make compare   set up .venv and compare six optimizers (five minutes)"
@@ -36,8 +36,11 @@ format: $(VENV)/lint
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+tables: $(VENV)/theory
+	$(BIN)/python -m tools.tables
+
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \

@@ -1,6 +1,6 @@
 """Compare the speed of curvature products with PyHessian and curvlinops.
 
-Run `python benchmarks/curvature.py [--json FILE]`. The benchmark trains `vgg-mini` for a few epochs
+Run `python benchmarks/curvature.py [--out FILE]`. The benchmark trains `vgg-mini` for a few epochs
 and uses 2,000 images, one thread, and BatchNorm in evaluation mode. It measures the time of a
 gradient, of a Hessian-vector product, and of the spectral norm to 0.1%. Runs are interleaved, and
 medians are reported. Libraries that are not installed are skipped. Install them with
@@ -119,7 +119,7 @@ def main() -> None:
     """Run the benchmark, print the results, and write them as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     model, data = problem()
@@ -161,8 +161,8 @@ def main() -> None:
         "gradient": gradient,
         "libraries": rows,
     }
-    if arguments.json:
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+    if arguments.out:
+        arguments.out.write_text(json.dumps(report, indent=1) + "\n")
 
 
 def _version(package: str) -> str | None:

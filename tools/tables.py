@@ -141,7 +141,7 @@ def curvature() -> str:
         f"spectral norm is {report['tolerance']:g}, which each library interprets in its own way; "
         f"the last column is the largest error. Medians of {report['repetitions']} interleaved "
         f"repetitions with torch {report['machine']['torch']}, {versions}, measured by "
-        "`python benchmarks/curvature.py --json results/curvature.json`."
+        "`python benchmarks/curvature.py --out results/curvature.json`."
     )
     return _table(header, rows, caption)
 
