@@ -2,7 +2,17 @@
 
 from typing import TYPE_CHECKING
 
-from gadam.average import EMA, Averaging, IterateAverage, Mean, NonMonotone, Plateau, Window
+from gadam.average import (
+    EMA,
+    Averaging,
+    IterateAverage,
+    LinearDecay,
+    Mean,
+    NonMonotone,
+    Plateau,
+    PowerEMA,
+    Window,
+)
 from gadam.optim import Gadam, GadamX, Padam, PadamW, backends
 
 if TYPE_CHECKING:
@@ -18,12 +28,14 @@ __all__ = [
     "Gadam",
     "GadamX",
     "IterateAverage",
+    "LinearDecay",
     "Lookahead",
     "Mean",
     "NonMonotone",
     "Padam",
     "PadamW",
     "Plateau",
+    "PowerEMA",
     "Window",
     "backends",
     "refresh_batchnorm",

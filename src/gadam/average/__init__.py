@@ -1,6 +1,25 @@
 """Iterate averages: plans, triggers, the running average, and BatchNorm statistics for it."""
 
 from gadam.average.iterate import IterateAverage
-from gadam.average.plan import EMA, Averaging, Mean, NonMonotone, Plateau, Window
+from gadam.average.plan import (
+    EMA,
+    Averaging,
+    LinearDecay,
+    Mean,
+    NonMonotone,
+    Plateau,
+    PowerEMA,
+    Window,
+)
 
-__all__ = ["EMA", "Averaging", "IterateAverage", "Mean", "NonMonotone", "Plateau", "Window"]
+__all__ = [
+    "EMA",
+    "Averaging",
+    "IterateAverage",
+    "LinearDecay",
+    "Mean",
+    "NonMonotone",
+    "Plateau",
+    "PowerEMA",
+    "Window",
+]

@@ -6,27 +6,74 @@ Everything here is a small frozen value. :class:`gadam.IterateAverage` carries a
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields
+from functools import cached_property
 from numbers import Integral
-from typing import ClassVar, Literal, TypeGuard
+from types import ModuleType
+from typing import ClassVar, Literal, TypeGuard, TypeVar, cast, overload
 
 import torch
+from torch import Tensor
 
-__all__ = ["EMA", "Averaging", "Mean", "NonMonotone", "Plateau", "Trigger", "Window"]
+__all__ = [
+    "EMA",
+    "Averaging",
+    "LinearDecay",
+    "Mean",
+    "NonMonotone",
+    "Plateau",
+    "PowerEMA",
+    "Trigger",
+    "Weighting",
+    "Window",
+]
 
 
 # ------------------------------------------------------------------------------------ weightings
 
+_Number = TypeVar("_Number", float, Tensor)
+
+
+class Weighting(ABC):
+    """How much each sample counts in the average.
+
+    Attributes:
+        copies: The number of copies of the weights that the average stores.
+    """
+
+    copies: ClassVar[int] = 1
+
+    @overload
+    def weight(self, count: int) -> float: ...
+
+    @overload
+    def weight(self, count: Tensor) -> Tensor: ...
+
+    def weight(self, count: int | Tensor) -> float | Tensor:
+        """Return the weight of the last of ``count`` samples; the others keep their proportions.
+
+        Args:
+            count: The number of samples, the new one included. For a tensor, the weight is computed
+                on its device without a host sync, in its own type if that is a floating-point type.
+        """
+        if not isinstance(count, Tensor):
+            return 1.0 if count == 1 else self._weight(float(count), math)
+        if not count.is_floating_point():
+            count = count.to(torch.float32 if count.device.type == "mps" else torch.float64)
+        return self._weight(count, torch)
+
+    @abstractmethod
+    def _weight(self, count: _Number, maths: ModuleType) -> _Number:
+        """Return the weight of the last sample, with the functions of ``math`` or ``torch``."""
+
 
 @dataclass(frozen=True)
-class Mean:
+class Mean(Weighting):
     r"""Weight all samples equally: the paper's iterate averaging, and the default.
 
     .. math::
         \bar\theta_n = \bar\theta_{n-1} + \tfrac1n (\theta_n - \bar\theta_{n-1})
-
-    Attributes:
-        copies: The number of copies of the weights that the average stores.
 
     Example:
         >>> import gadam
@@ -34,19 +81,12 @@ class Mean:
         0.25
     """
 
-    copies: ClassVar[int] = 1
-
-    def weight(self, count: int) -> float:
-        """Return the weight of the last of ``count`` samples; the others keep their proportions.
-
-        Args:
-            count: The number of samples, the new one included.
-        """
+    def _weight(self, count: _Number, maths: ModuleType) -> _Number:
         return 1 / count
 
 
 @dataclass(frozen=True)
-class EMA:
+class EMA(Weighting):
     r"""Weight samples exponentially, without bias toward the start.
 
     Sample :math:`i` of :math:`n` has the weight :math:`\rho^{n-i} / \sum_j \rho^{n-j}`. The common
@@ -57,9 +97,6 @@ class EMA:
         decay: The decay :math:`\rho` in (0, 1), per sample. A sample is not a step unless the plan
             has ``every=1``.
 
-    Attributes:
-        copies: The number of copies of the weights that the average stores.
-
     Example:
         >>> import gadam
         >>> plan = gadam.Averaging(start=1, weighting=gadam.EMA(0.999))
@@ -68,25 +105,125 @@ class EMA:
     """
 
     decay: float = 0.999
-    copies: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         if not 0.0 < self.decay < 1.0:
             raise ValueError(f"Invalid decay: {self.decay}. decay must be in (0, 1).")
 
-    def weight(self, count: int) -> float:
-        """Return the weight of the last of ``count`` samples; the others keep their proportions.
-
-        Args:
-            count: The number of samples, the new one included.
-        """
+    def _weight(self, count: _Number, maths: ModuleType) -> _Number:
         # (1 - ρ) / (1 - ρ^n), without cancellation as ρ → 1
         log_decay = math.log(self.decay)
-        return math.expm1(log_decay) / math.expm1(count * log_decay)
+        return cast(_Number, math.expm1(log_decay) / maths.expm1(count * log_decay))
 
 
 @dataclass(frozen=True)
-class Window:
+class PowerEMA(Weighting):
+    r"""Weight samples by a power of their number: the power-function EMA of EDM2.
+
+    The profile :math:`t^\gamma` is stretched over all samples so far, so the average forgets the
+    start of training at the same relative pace at every length. Sample :math:`i` of :math:`n` has
+    the weight of the profile between :math:`i - 1` and :math:`i`, which one recursion computes
+    exactly:
+
+    .. math::
+        \frac{i^{\gamma+1} - (i-1)^{\gamma+1}}{n^{\gamma+1}}, \qquad
+        w_n = 1 - \bigl(1 - \tfrac1n\bigr)^{\gamma+1}.
+
+    The weights depend on the number of samples, not of steps. So ``every`` changes the resolution
+    of the profile, not its shape.
+
+    Args:
+        sigma_rel: The profile's standard deviation as a fraction of the averaged phase, in
+            :math:`(0, 1/\sqrt{12}]`. Smaller values forget faster; the largest is the plain mean.
+            See :meth:`from_gamma` for the exponent instead.
+
+    Example:
+        >>> import gadam
+        >>> plan = gadam.Averaging(start=1, weighting=gadam.PowerEMA(sigma_rel=0.1))
+        >>> round(plan.weighting.gamma, 2)
+        6.94
+        >>> round(gadam.PowerEMA.from_gamma(1).weight(2), 12)
+        0.75
+
+    Reference: Karras et al., *Analyzing and Improving the Training Dynamics of Diffusion Models*
+    (arXiv 2312.02696).
+    """
+
+    sigma_rel: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.sigma_rel <= _sigma_rel(0.0):
+            raise ValueError(
+                f"Invalid sigma_rel: {self.sigma_rel}. sigma_rel must be in (0, 1/√12], "
+                f"1/√12 ≈ {_sigma_rel(0.0):.4f}."
+            )
+
+    @classmethod
+    def from_gamma(cls, gamma: float) -> PowerEMA:
+        r"""Return the weighting with the profile :math:`t^\gamma`.
+
+        Its width is :math:`\sigma_{rel}^2 = (\gamma+1) / ((\gamma+2)^2 (\gamma+3))`.
+
+        Args:
+            gamma: The exponent. 0 is the plain mean.
+        """
+        if not 0.0 <= gamma < math.inf:
+            raise ValueError(f"Invalid gamma: {gamma}. gamma must be non-negative and finite.")
+        return cls(_sigma_rel(gamma))
+
+    @cached_property
+    def gamma(self) -> float:
+        """The exponent of the profile."""
+        # The width decreases strictly in γ ≥ 0, and σ_rel < 1 / γ. Bisect to the last bit.
+        low, high = 0.0, 1 / self.sigma_rel
+        while low < (middle := (low + high) / 2) < high:
+            if _sigma_rel(middle) > self.sigma_rel:
+                low = middle
+            else:
+                high = middle
+        return low if _sigma_rel(low) == self.sigma_rel else high
+
+    def _weight(self, count: _Number, maths: ModuleType) -> _Number:
+        # 1 - (1 - 1/n)^(γ+1), without cancellation for large n
+        return cast(_Number, -maths.expm1((self.gamma + 1) * maths.log1p(-1 / count)))
+
+
+def _sigma_rel(gamma: float) -> float:
+    """Return the standard deviation of the density (γ+1) t^γ on (0, 1)."""
+    return math.sqrt((gamma + 1) / (gamma + 3)) / (gamma + 2)
+
+
+@dataclass(frozen=True)
+class LinearDecay(Weighting):
+    r"""Weight each sample by its number, so that weights decay linearly into the past.
+
+    .. math::
+        \bar\theta_n = \frac{2}{n(n+1)} \sum_{i=1}^{n} i\,\theta_i, \qquad w_n = \frac{2}{n+1}.
+
+    **Averages as learning-rate decay.** Write the samples as sums of updates,
+    :math:`\theta_i = \theta_0 + \sum_{j \le i} \Delta_j`. An average with weights :math:`c_i` then
+    scales update :math:`j` by :math:`\sum_{i \ge j} c_i`. For the plain mean of :math:`n`
+    checkpoints that is :math:`(n - j + 1) / n`: a learning rate that decays linearly to zero. WSM
+    merges checkpoints for this reason; :class:`Mean` with a ``start``, or :class:`Window`, is its
+    merge. The weights of this class scale update :math:`j` by :math:`1 - j(j-1) / (n(n+1))`: a
+    decay that stays high longer and falls faster at the end. Use them to forget the start of
+    averaging without choosing a decay.
+
+    Example:
+        >>> import gadam
+        >>> gadam.Averaging(start=100, weighting=gadam.LinearDecay()).weighting.weight(3)
+        0.5
+
+    Reference: Tian et al., *WSM: Decay-Free Learning Rate Schedule via Checkpoint Merging for LLM
+    Pre-training* (arXiv 2507.17634).
+    """
+
+    def _weight(self, count: _Number, maths: ModuleType) -> _Number:
+        return 2 / (count + 1)
+
+
+@dataclass(frozen=True)
+class Window(Weighting):
     r"""Weight the last samples equally and drop the older ones (LAWA).
 
     .. math::
@@ -113,20 +250,12 @@ class Window:
             )
 
     @property
-    def copies(self) -> int:
+    def copies(self) -> int:  # type: ignore[override]
         """The number of copies of the weights that the average stores."""
         return self.size
 
-    def weight(self, count: int) -> float:
-        """Return 1: a sample replaces the oldest copy.
-
-        Args:
-            count: The number of samples, the new one included.
-        """
-        return 1.0
-
-
-Weighting = Mean | EMA | Window
+    def _weight(self, count: _Number, maths: ModuleType) -> _Number:
+        return count / count  # a sample replaces the oldest copy
 
 
 # -------------------------------------------------------------------------------------- triggers
@@ -277,35 +406,62 @@ def _check_mode(mode: object) -> None:
 # ------------------------------------------------------------------------------------------ plan
 
 
+class _Omitted:
+    """The default of ``Averaging.start``: tells a plan that omits it from one that passes None."""
+
+    def __repr__(self) -> str:
+        return "<omitted>"
+
+
+_OMITTED = cast("int | Trigger | None", _Omitted())
+_MEAN = Mean()
+
+
 @dataclass(frozen=True)
 class Averaging:
     """A plan: which iterates enter the average, and with what weight.
 
+    :meth:`for_budget` makes the paper's plan for a number of steps.
+
     Args:
         start: The first step to sample. Steps count 1, 2, …; 0 means 1, because the initial weights
             never enter. Or a trigger (:class:`Plateau`, :class:`NonMonotone`) that finds the start
-            from the metrics passed to ``observe()``. None waits for ``begin()``.
+            from the metrics passed to ``observe()``. None waits for ``begin()``. It may be omitted
+            only in ``Averaging()``, which waits for ``begin()`` or ``update()``, and with
+            ``every=None``.
         every: Sample every ``every``-th step from the start on. None leaves sampling to
             ``update()``, which samples at every call, before the start too.
-        weighting: :class:`Mean` (default), :class:`EMA` or :class:`Window`.
+        weighting: :class:`Mean` (default), :class:`EMA`, :class:`PowerEMA`, :class:`LinearDecay` or
+            :class:`Window`.
         dtype: The type of the average. None means float32 for half-precision weights and the
             weights' own type otherwise. A float32 mean of float32 weights stops resolving new
             samples after about 10⁵ of them: sample less often, or use float64.
         device: The device of the average. None means the weights' own device.
+        overlap: Copy samples to the host while training continues. Needs ``device="cpu"``. See
+            ``gadam.average.offload`` for what it costs.
+
+    Raises:
+        ValueError: If a setting is invalid, or if the plan sets anything but does not say when to
+            start.
 
     Example:
         >>> import gadam
-        >>> gadam.Averaging(start=60_000, every=391)
-        Averaging(start=60000, every=391, weighting=Mean(), dtype=None, device=None)
+        >>> plan = gadam.Averaging(start=60_000, every=391)
+        >>> plan.first_step
+        60000
     """
 
-    start: int | Trigger | None = None
+    start: int | Trigger | None = _OMITTED
     every: int | None = 1
-    weighting: Weighting = field(default_factory=Mean)
+    weighting: Weighting = _MEAN
     dtype: torch.dtype | None = None
     device: torch.device | str | None = None
+    overlap: bool = False
 
     def __post_init__(self) -> None:
+        omitted = isinstance(self.start, _Omitted)
+        if omitted:
+            object.__setattr__(self, "start", None)
         if not (
             self.start is None
             or isinstance(self.start, Trigger)
@@ -321,8 +477,8 @@ class Averaging:
             )
         if not isinstance(self.weighting, Weighting):
             raise ValueError(
-                f"Invalid weighting: {self.weighting!r}. weighting must be Mean(), EMA() or "
-                "Window()."
+                f"Invalid weighting: {self.weighting!r}. weighting must be Mean(), EMA(), "
+                "PowerEMA(), LinearDecay() or Window()."
             )
         if self.device is not None:
             torch.device(self.device)  # raises if it is not a device
@@ -330,13 +486,80 @@ class Averaging:
             raise ValueError(
                 f"Invalid dtype: {self.dtype}. The average needs a floating-point type."
             )
+        if self.overlap and (self.device is None or torch.device(self.device).type != "cpu"):
+            raise ValueError(
+                f"overlap=True hides the copy of samples to the host, but device is "
+                f"{self.device!r}. Pass device='cpu'."
+            )
+        if omitted and self.every is not None:
+            for f in fields(self)[1:]:
+                if getattr(self, f.name) != f.default:
+                    raise ValueError(
+                        f"The plan sets {f.name} but does not say when to start, so it would "
+                        "average nothing. Pass start=1 to sample from the first step, start=None "
+                        "to wait for begin(), or every=None to sample with update()."
+                    )
+
+    @classmethod
+    def for_budget(
+        cls,
+        steps: int,
+        every: int | None = None,
+        *,
+        weighting: Weighting = _MEAN,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        overlap: bool = False,
+    ) -> Averaging:
+        """Return the paper's plan for a budget of optimizer steps.
+
+        Averaging starts at half of the budget. The paper starts at epoch 161 of 300, 100 of 200 and
+        30 of 50: late enough that the iterates are near their stationary distribution, early
+        enough for many samples. Samples are a three-hundredth of the budget apart, as in its runs
+        of 300 epochs with one sample per epoch. That makes about 150 samples. Sampling more often
+        changes the result little, because nearby iterates are nearly the same, and costs time.
+
+        The learning rate must stay high while averaging, so that the iterates differ. A schedule
+        that decays to zero leaves nothing to average:
+        :class:`gadam.schedule.LinearForAveraging` decays to half of the initial rate.
+
+        Args:
+            steps: The number of optimizer steps in the whole training.
+            every: The steps between samples, such as the steps per epoch. None means
+                ``steps // 300``, at least 1. The start is a multiple of it, so samples fall on the
+                ends of epochs.
+            weighting: The weighting. The paper's is the plain mean.
+            dtype: The type of the average, as in :class:`Averaging`.
+            device: The device of the average, as in :class:`Averaging`.
+            overlap: Whether to overlap copies to the host, as in :class:`Averaging`.
+
+        Example:
+            >>> import gadam
+            >>> plan = gadam.Averaging.for_budget(117_300)  # 300 epochs of CIFAR, batch 128
+            >>> (plan.start, plan.every)
+            (58650, 391)
+            >>> plan = gadam.Averaging.for_budget(200 * 663, every=663)
+            >>> plan.start // 663
+            100
+        """
+        if not _is_int(steps) or steps < 1:
+            raise ValueError(f"Invalid steps: {steps!r}. steps must be a positive integer.")
+        if every is None:
+            every = max(steps // 300, 1)
+        if not _is_int(every) or not 1 <= every <= steps:
+            raise ValueError(
+                f"Invalid every: {every!r}. every must be a positive integer of at most "
+                f"steps = {steps}."
+            )
+        start = -(-steps // (2 * every)) * every  # half of the budget, up to a multiple of every
+        return cls(start, every, weighting, dtype, device, overlap)
 
     @property
     def first_step(self) -> int | None:
         """The first step to sample, or None if the plan does not fix it."""
         return max(int(self.start), 1) if _is_int(self.start) else None
 
-    def dtype_for(self, param: torch.Tensor) -> torch.dtype:
+    def dtype_for(self, param: Tensor) -> torch.dtype:
         """Return the type of this parameter's average.
 
         Args:
@@ -349,7 +572,7 @@ class Averaging:
             real = torch.float32
         return real.to_complex() if param.is_complex() else real
 
-    def device_for(self, param: torch.Tensor) -> torch.device:
+    def device_for(self, param: Tensor) -> torch.device:
         """Return the device of this parameter's average.
 
         Args:
