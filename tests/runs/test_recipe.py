@@ -182,9 +182,9 @@ def test_applies_to(setting, recipe, expected):
 
 @pytest.mark.parametrize("name", IMAGE_SETTINGS)
 def test_a_text_refuses_settings_of_images(name):
-    other = {"augment": True, "label_noise": 0.5}.get(name, 7)
+    other = {"augment": "true", "label_noise": "0.5"}.get(name, "7")
     with pytest.raises(RecipeError, match=f"data.{name} applies to images"):
-        replace(TEXT, data=replace(TEXT.data, **{name: other}))
+        override(TEXT, [f"data.{name}={other}"])
 
 
 def test_differences_lists_changed_settings():

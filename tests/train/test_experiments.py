@@ -1,8 +1,7 @@
-"""Every experiment and recipe there is."""
+"""Experiments by name: their rows, costs and scales, and two steps of every recipe."""
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -12,60 +11,17 @@ import torch
 from torch import nn
 
 import synthetic
+from gadam.runs.recipe import Recipe, RecipeError
 from gadam.train import experiments, loop, lstm, models
-from gadam.train.experiments import get, hours, names, recipes
-from gadam.train.recipe import Average, Language, Recipe, RecipeError
-
-# The paper, name by name.
-PAPER = [
-    "fig1a",
-    "fig1b",
-    "fig1c",
-    "fig1d",
-    "fig2a",
-    "fig2b",
-    "fig2c",
-    "fig2d",
-    "fig3a",
-    "fig3b",
-    "fig3c",
-    "fig3d",
-    "tab-imagenet",
-    "fig-imagenet",
-    "tab-cifar",
-    "tab-c10",
-    "fig-c10",
-    "tab-ptb",
-    "fig-ptb",
-    "tab-ptb-nt",
-    "fig-ptb-nt",
-    "tab-resnext",
-    "tab-imagenet32",
-    "fig-lookahead",
-    "fig-frequency",
-    "fig-tavg",
-    "tab-tavg",
-    "tab-auto",
-    "fig-imagenet-lr",
-    "fig-tradeoff",
-    "tab-linear-step",
-    "tab-sharpness",
-    "tab-baselines",
-    "fig-iaprevious",
-    "mnist-logistic",
-]
+from gadam.train.experiments import get, hours, mini, names, recipes
 
 
 def distinct(scale: experiments.Scale) -> dict[str, Recipe]:
-    """Recipes that differ in more than their name, as two steps see them."""
+    """Return the recipes that differ in more than their name when they are cut to two steps."""
     found: dict[Recipe, str] = {}
     for name, recipe in recipes(scale).items():
         found.setdefault(replace(synthetic.two_steps(recipe), name=""), name)
     return {name: recipe for recipe, name in found.items()}
-
-
-def test_all_of_the_paper_is_there():
-    assert set(PAPER) <= set(names())
 
 
 @pytest.mark.parametrize("scale", ["mini", "paper"])
@@ -81,54 +37,18 @@ def test_names_are_unique_and_labels_have_bases(scale):
         assert hours(experiment) > 0
 
 
-def test_the_papers_settings_are_the_papers():
-    rows = get("tab-cifar", "paper").recipes
-    gadam = rows["VGG-16 C-100 Gadam"]
-    assert (gadam.optimizer.lr, gadam.optimizer.weight_decay) == (5e-4, 0.25)
-    assert (gadam.epochs, gadam.batch_size, gadam.data.validation) == (300, 128, 0)
-    assert gadam.average is not None
-    assert gadam.average.start == 161
-    assert rows["PRN-110 C-10 SWA"].optimizer.weight_decay == 5e-4
-    assert rows["PRN-110 C-10 PadamW"].optimizer.amsgrad
-    wide = get("tab-imagenet32", "paper").recipes["GadamX"]
-    assert wide.schedule.name == "frozen-linear"
-    assert (wide.epochs, wide.optimizer.lr, wide.optimizer.weight_decay) == (50, 0.03, 3e-4)
-
-
-def test_the_papers_language_settings_are_the_papers():
-    rows = get("tab-ptb", "paper").recipes
-    assert list(rows) == ["ASGD", "Adam", "Padam", "Gadam", "GadamX"]
-    for recipe in rows.values():
-        assert (recipe.epochs, recipe.batch_size, recipe.clip) == (200, 20, 0.25)
-        assert recipe.optimizer.weight_decay == 1.2e-6
-        assert recipe.language == Language(70, True, 0.4, 0.25, 0.65, 0.1, 0.5, 2.0, 1.0)
-        assert (recipe.model, recipe.data.name) == ("awd-lstm", "ptb")
-    assert rows["ASGD"].optimizer.lr == 30
-    assert (rows["Padam"].optimizer.partial, rows["Padam"].schedule.milestones) == (0.2, (100, 150))
-    assert rows["GadamX"].schedule.name == rows["Gadam"].schedule.name == "constant"
-    assert {rows[r].average for r in ("ASGD", "Gadam", "GadamX")} == {Average(100, every=1)}
-    assert [rows[r].method for r in rows] == list(rows)
-    triggered = get("tab-ptb-nt", "paper").recipes["NT-ASGD"]
-    assert triggered.average == Average("non-monotone", every=1, patience=10)
-    assert triggered.method == "NT-ASGD"
-    often = get("fig-frequency", "paper").recipes
-    averages = [r.average for row, r in often.items() if row.startswith("LSTM")]
-    assert [a.every for a in averages if a is not None] == [1, 10, 100, "epoch"]
-    assert any(row.startswith("LSTM") for row in get("fig-tavg", "paper").recipes)
-
-
-def test_experiments_of_both_kinds_are_judged_row_by_row():
+def test_rows_of_mixed_experiments_have_their_own_metrics():
     experiment = get("fig-frequency")
     assert experiment.metrics == ["perplexity", "accuracy"]
     assert experiment.metric_of("LSTM every 10") == "perplexity"
     assert get("fig3c").metrics == ["top5"]
 
 
-def test_mini_recipes_hold_out_a_validation_split_and_pictures_need_no_download():
+def test_mini_recipes_have_a_validation_split_and_image_recipes_need_no_download():
     for recipe in recipes("mini").values():
         if recipe.language is not None:
-            made_up = recipe.name.startswith("lm-mini")
-            assert recipe.data.name == ("toy-language" if made_up else "ptb-mini")
+            synthetic_text = recipe.name.startswith("lm-mini")
+            assert recipe.data.name == ("toy-language" if synthetic_text else "ptb-mini")
             assert recipe.model == "awd-lstm-mini"
             continue
         assert recipe.data.name == "fashion-mini"
@@ -138,38 +58,55 @@ def test_mini_recipes_hold_out_a_validation_split_and_pictures_need_no_download(
 
 @pytest.mark.parametrize(
     ("name", "sentence"),
-    [("tab-cifra", "did you mean 'tab-cifar'"), ("x", "gadam list")],
+    [("tab-cifra", "Did you mean 'tab-cifar'?"), ("x", "Run `gadam list` for the names.")],
 )
 def test_unknown_names_are_refused(name, sentence):
-    with pytest.raises(RecipeError, match=sentence):
+    with pytest.raises(
+        RecipeError, match=re.escape(f"There is no experiment {name!r}. {sentence}")
+    ):
         get(name)
+
+
+def test_unknown_scales_are_refused():
+    with pytest.raises(RecipeError, match="scale must be mini or paper, got 'huge'"):
+        get("tab-cifar", "huge")  # type: ignore[arg-type]
+
+
+def test_mini_recipes_keep_all_proportions():
+    large = get("tab-cifar", "paper").recipes["VGG-16 C-100 Gadam"]
+    small = mini(large)
+    assert (small.epochs, large.epochs) == (20, 300)
+    assert large.average is not None
+    assert small.average is not None
+    assert (small.average.start, large.average.start) == (11, 161)
+    assert small.schedule == large.schedule
 
 
 @pytest.mark.parametrize("name", distinct("mini"))
 def test_every_mini_recipe_takes_two_steps(name, tmp_path, monkeypatch):
     synthetic.install(monkeypatch)
     result = loop.train(distinct("mini")[name], tmp_path)
-    assert result["status"] == "done"
-    assert math.isfinite(result["iterate"]["test"]["loss"])
+    assert result.status == "done"
+    assert result.metric("loss", "iterate") is not None
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", distinct("paper"))
-def test_every_paper_recipe_takes_two_true_steps(name, tmp_path, monkeypatch):
+def test_every_paper_recipe_takes_two_steps_at_full_size(name, tmp_path, monkeypatch):
     synthetic.install(monkeypatch)
     recipe = distinct("paper")[name]
     result = loop.train(recipe, tmp_path, threads=torch.get_num_threads())
-    assert result["status"] in ("done", "diverged")
+    assert result.status in ("done", "diverged")
     with torch.device("meta"):
         if recipe.language is not None:
             built: nn.Module = lstm.build(recipe.model, synthetic.WORDS[recipe.data.name])
         else:
             shape, classes = synthetic.SHAPES[recipe.data.name]
             built = models.build(recipe.model, classes, shape)
-    assert result["parameters"] == sum(p.numel() for p in built.parameters())
+    assert result.parameters == sum(p.numel() for p in built.parameters())
 
 
-def test_costs_are_of_the_networks_as_they_are():
+def test_costs_match_the_networks():
     from torch.utils.flop_counter import FlopCounterMode
 
     for name, words in (("awd-lstm", 10_000), ("awd-lstm-mini", 2_000)):

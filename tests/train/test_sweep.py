@@ -1,8 +1,10 @@
-"""Many runs at once, and what may go wrong with some of them."""
+"""Sweeps: many runs at once, failures of some of them, interruption and resumption."""
 
 from __future__ import annotations
 
 import json
+import math
+import multiprocessing
 import os
 import random
 import signal
@@ -14,12 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_loop import assert_same_run
 
-from gadam.train import sweep as module
-from gadam.train.recipe import Average, Data, Optimizer, Recipe
-from gadam.train.screen import Quiet
-from gadam.train.sweep import Job, Work, sweep
+from compare_runs import assert_same_run
+from gadam.runs import Average, Data, EpochRecord, Language, Optimizer, Recipe, RunResult
+from gadam.train.sweep import Job, Reportable, TrainingJob, available_cores, sweep
 
 DATA = Data("fashion-mini", validation=100, examples=400, size=14, augment=False)
 RECIPE = Recipe(
@@ -32,107 +32,158 @@ RECIPE = Recipe(
 )
 
 
-class Heard(Quiet):
+class Recorder:
+    """A listener that records the events it receives."""
+
     def __init__(self) -> None:
         self.events: list[tuple[Any, ...]] = []
 
-    def started(self, job: Work) -> None:
-        self.events.append(("started", job.label))
+    def on_start(self, job: Job) -> None:
+        self.events.append(("start", job.label))
 
-    def went_on(self, job: Work, epochs: float, line: dict[str, Any] | None) -> None:
-        if line is not None:
-            self.events.append(("epoch", job.label, line["epoch"]))
+    def on_progress(self, job: Job, done: float, update: Reportable | None) -> None:
+        if update is not None:
+            assert isinstance(update, EpochRecord)
+            self.events.append(("epoch", job.label, update.epoch))
 
-    def noticed(self, job: Work, sentence: str) -> None:
-        self.events.append(("noticed", job.label, sentence))
+    def on_notice(self, job: Job, sentence: str) -> None:
+        self.events.append(("notice", job.label, sentence))
 
-    def finished(self, job: Work, result: dict[str, Any]) -> None:
-        self.events.append(("finished", job.label))
+    def on_finish(self, job: Job, result: Reportable) -> None:
+        assert isinstance(result, RunResult)
+        self.events.append(("finish", job.label))
 
-    def failed(self, job: Work, reason: str) -> None:
-        self.events.append(("failed", job.label, reason))
+    def on_failure(self, job: Job, reason: str) -> None:
+        self.events.append(("failure", job.label, reason))
 
     def of(self, kind: str) -> list[tuple[Any, ...]]:
         return [event[1:] for event in self.events if event[0] == kind]
 
 
-def test_one_failure_is_reported_while_the_rest_go_on(tmp_path):
+def test_failures_are_reported_while_the_other_runs_continue(tmp_path):
     jobs = [
-        Job("good", RECIPE, 0, tmp_path / "good"),
-        Job("bad model", replace(RECIPE, model="vgg-minni"), 0, tmp_path / "bad"),
-        Job("no data", replace(RECIPE, data=Data("cifar10")), 0, tmp_path / "no", str(tmp_path)),
-        Job("good too", RECIPE, 1, tmp_path / "too"),
+        TrainingJob("good", RECIPE, 0, tmp_path / "good"),
+        TrainingJob("bad model", replace(RECIPE, model="vgg-minni"), 0, tmp_path / "bad"),
+        TrainingJob(
+            "no data", replace(RECIPE, data=Data("cifar10")), 0, tmp_path / "no", str(tmp_path)
+        ),
+        TrainingJob("good too", RECIPE, 1, tmp_path / "too"),
     ]
-    heard = Heard()
-    results = sweep(jobs, heard, workers=2)
+    recorder = Recorder()
+    results = sweep(jobs, recorder, workers=2)
     assert [results[job] is not None for job in jobs] == [True, False, False, True]
-    reasons = dict(heard.of("failed"))
-    assert "did you mean" in reasons["bad model"]
+    reasons = dict(recorder.of("failure"))
+    assert "Did you mean 'vgg-mini'?" in reasons["bad model"]
     assert "gadam data cifar10" in reasons["no data"]
     assert "Traceback" not in reasons["no data"]
-    assert [epoch for label, epoch in heard.of("epoch") if label == "good"] == [1, 2, 3]
-    again = Heard()
+    assert [epoch for label, epoch in recorder.of("epoch") if label == "good"] == [1, 2, 3]
+    again = Recorder()
     assert sweep(jobs, again, workers=1)[jobs[0]] == results[jobs[0]]
     assert not [event for event in again.of("epoch") if event[0].startswith("good")]
 
 
-def test_a_worker_that_dies_takes_only_its_run_with_it(tmp_path):
+def test_a_worker_that_dies_fails_only_its_own_run(tmp_path):
     long = replace(RECIPE, epochs=100_000, evaluate_every=100_000)
 
-    class Killer(Heard):
-        def went_on(self, job: Work, epochs: float, line: dict[str, Any] | None) -> None:
-            super().went_on(job, epochs, line)
-            if job.label == "long" and line is not None:
-                for worker in module.multiprocessing.active_children():
-                    os.kill(worker.pid or 0, signal.SIGKILL)
+    class Killer(Recorder):
+        def on_progress(self, job: Job, done: float, update: Reportable | None) -> None:
+            super().on_progress(job, done, update)
+            if job.label == "long" and update is not None:
+                for worker in multiprocessing.active_children():
+                    assert worker.pid is not None
+                    os.kill(worker.pid, signal.SIGKILL)
 
-    jobs = [Job("long", long, 0, tmp_path / "long"), Job("short", RECIPE, 0, tmp_path / "short")]
-    heard = Killer()
-    results = sweep(jobs, heard, workers=1)
+    jobs = [
+        TrainingJob("long", long, 0, tmp_path / "long"),
+        TrainingJob("short", RECIPE, 0, tmp_path / "short"),
+    ]
+    recorder = Killer()
+    results = sweep(jobs, recorder, workers=1)
     assert results[jobs[0]] is None
     assert results[jobs[1]] is not None
-    assert "died" in heard.of("failed")[0][1]
+    assert "its process died (exit code -9: out of memory?)" in recorder.of("failure")[0][1]
 
 
-def test_pictures_are_decoded_by_a_workers_own_workers(tmp_path):
+def test_a_worker_may_start_processes_that_decode_images(tmp_path):
     image = pytest.importorskip("PIL.Image")
-    for part in ("train", "val"):
+    for split in ("train", "val"):
         for wnid in ("n01", "n02"):
-            folder = tmp_path / "imagenet" / part / wnid
+            folder = tmp_path / "imagenet" / split / wnid
             folder.mkdir(parents=True)
             for i in range(3):
                 image.new("RGB", (300, 280), (40 * i, 90, 20)).save(folder / f"{i}.jpg")
     recipe = replace(RECIPE, data=Data("imagenet", workers=1), epochs=1, average=None, batch_size=4)
-    job = Job("folders", recipe, 0, tmp_path / "run", str(tmp_path))
-    heard = Heard()
-    assert sweep([job], heard, workers=1)[job] is not None, heard.of("failed")
+    job = TrainingJob("folders", recipe, 0, tmp_path / "run", str(tmp_path))
+    recorder = Recorder()
+    assert sweep([job], recorder, workers=1)[job] is not None, recorder.of("failure")
 
 
-def test_a_listener_that_fails_ends_the_sweep_instead_of_hanging_it(tmp_path):
-    class Gone(Heard):
-        def finished(self, job: Work, result: dict[str, Any]) -> None:
+def test_a_listener_that_fails_ends_the_sweep(tmp_path):
+    class Failing(Recorder):
+        def on_finish(self, job: Job, result: Reportable) -> None:
             raise BrokenPipeError
 
     with pytest.raises(BrokenPipeError):
-        sweep([Job("short", RECIPE, 0, tmp_path)], Gone(), workers=1)
+        sweep([TrainingJob("short", RECIPE, 0, tmp_path)], Failing(), workers=1)
 
 
-def test_a_damaged_checkpoint_is_said(tmp_path):
-    job = Job("short", RECIPE, 0, tmp_path)
-    sweep([job], Heard(), workers=1)
+def test_a_damaged_checkpoint_is_reported(tmp_path):
+    job = TrainingJob("short", RECIPE, 0, tmp_path)
+    sweep([job], Recorder(), workers=1)
     (tmp_path / "result.json").unlink()
     for path in tmp_path.glob("checkpoint-*.pt"):
         path.write_bytes(b"")
-    heard = Heard()
-    assert sweep([job], heard, workers=1)[job] is not None
-    assert "was damaged" in heard.of("noticed")[0][1]
+    recorder = Recorder()
+    assert sweep([job], recorder, workers=1)[job] is not None
+    assert "is damaged. It was set aside" in recorder.of("notice")[0][1]
 
 
-def test_no_jobs_no_work():
-    assert sweep([], Heard()) == {}
+@pytest.mark.parametrize(
+    ("record", "text"),
+    [
+        (EpochRecord(1, 0.1, 0.5), "epoch 1/3, training loss 0.500"),
+        (
+            EpochRecord(2, 0.1, 0.5, iterate={"test": {"accuracy": 80.0}}),
+            "epoch 2/3, training loss 0.500, test error: iterate 20.0 %",
+        ),
+        (
+            EpochRecord(
+                3,
+                0.1,
+                0.5,
+                iterate={"test": {"accuracy": 80.0}, "validation": {"accuracy": 75.0}},
+                average={"test": {"accuracy": 82.0}, "validation": {"accuracy": 77.0}},
+            ),
+            "epoch 3/3, training loss 0.500, validation error: iterate 25.0 %, average 23.0 %",
+        ),
+        (
+            EpochRecord(3, 0.1, math.nan, iterate={"test": {"accuracy": math.nan}}),
+            "epoch 3/3, training loss nan",
+        ),
+    ],
+)
+def test_an_epoch_as_text(record, text, tmp_path):
+    assert TrainingJob("label", RECIPE, 0, tmp_path).describe(record) == text
 
 
-# ----------------------------------------------------------------------------- as a program is killed
+def test_a_result_as_text(tmp_path):
+    language = Language(bptt=20)
+    recipe = replace(RECIPE, data=Data("toy-language", augment=False), language=language)
+    result = RunResult("done", 3, {"test": {"perplexity": 99.96}}, seconds={"train": 7.6})
+    job = TrainingJob("label", recipe, 0, tmp_path)
+    assert job.outcome(result) == "done in 8 s, test perplexity: iterate 100.0"
+    assert (job.total, job.event) == (3, "epoch")
+
+
+def test_there_is_at_least_one_core():
+    assert available_cores() >= 1
+
+
+def test_no_jobs():
+    assert sweep([], Recorder()) == {}
+
+
+# ------------------------------------------------------------------------------- killed programs
 
 COMMAND = [sys.executable, "-m", "gadam", "train", "compare-gadam", "--quiet"]
 SMALL = ["epochs=12", "examples=1900", "average.start=5", "average.every=3", "data.size=8"]
@@ -147,7 +198,7 @@ def start(folder: Path, *arguments: str, **environment: str) -> subprocess.Popen
         text=True,
         env={**os.environ, "GADAM_CHECKPOINT_SECONDS": "0", **environment},
         start_new_session=True,
-        # A shell that starts the tests in the background has them ignore Ctrl-C, and so their children.
+        # A shell that runs the tests in the background makes them and their children ignore Ctrl-C.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
@@ -160,14 +211,14 @@ def wait_for_epochs(folder: Path, count: int, process: subprocess.Popen[str]) ->
         time.sleep(0.05)
 
 
-def test_ctrl_c_stops_cleanly_and_the_same_command_goes_on(tmp_path):
+def test_ctrl_c_stops_cleanly_and_the_same_command_resumes(tmp_path):
     longer = ("--set", "epochs=150", "--set", "evaluate_every=75")
     process = start(tmp_path, *longer)
     wait_for_epochs(tmp_path, 2, process)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "the same command goes on" in errors
+    assert "Interrupted. Rerun the same command to resume." in errors
     assert "Traceback" not in errors
     process = start(tmp_path, *longer)
     output, errors = process.communicate(timeout=120)
@@ -178,7 +229,7 @@ def test_ctrl_c_stops_cleanly_and_the_same_command_goes_on(tmp_path):
 
 
 @pytest.mark.slow
-def test_killed_at_ten_random_moments_it_ends_bit_identical(tmp_path):
+def test_a_run_killed_at_ten_random_moments_ends_with_the_same_bits(tmp_path):
     whole, torn = tmp_path / "whole", tmp_path / "torn"
     undisturbed = start(whole)
     began = time.monotonic()
