@@ -1,7 +1,7 @@
-"""The compiled part: an optional shared library, loaded by gadam.optim.cpu through ctypes.
+"""Build the optional CPU kernel, a shared library that gadam.optim.cpu loads with ctypes.
 
-It includes no header of torch or Python, so one build serves every version of either. Where there is
-no compiler, or not one for this, the package installs without it.
+The kernel includes no headers of torch or Python, so one build works with every version of both.
+Without a suitable compiler, the package installs without the kernel.
 """
 
 import platform
@@ -11,20 +11,25 @@ from setuptools.command.build_ext import build_ext
 
 
 class BuildKernel(build_ext):
-    """Try with OpenMP, then without."""
+    """Build with OpenMP if the compiler supports it, otherwise without."""
 
     def build_extension(self, ext: Extension) -> None:
+        """Compile the extension.
+
+        Args:
+            ext: The extension.
+        """
         if self.compiler.compiler_type == "msvc":
             ext.extra_compile_args = ["/O2", "/openmp:experimental"]
             super().build_extension(ext)
             return
-        # Fused multiply-adds and no errno, but infinities and NaN as IEEE 754 has them; integers wrap,
-        # for the bits of such numbers are computed with too.
+        # Allow fused multiply-adds and drop errno, but keep IEEE 754 infinities and NaN. Integers
+        # wrap, because the kernel also does integer arithmetic on the bits of such numbers.
         flags = ["-std=c11", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"]
         flags += ["-fwrapv"]
         if platform.machine().lower() in ("x86_64", "amd64"):
-            # GCC may move numbers through MMX registers, and leaves the x87 unit, whose registers these
-            # are, unusable: every `long double` of the process would be NaN from then on.
+            # GCC may move numbers through MMX registers. They belong to the x87 unit, which is
+            # unusable afterwards: every `long double` of the process would be NaN.
             flags += ["-mno-mmx"]
         attempts = [["-fopenmp"], ["-Xpreprocessor", "-fopenmp"], []]
         for openmp in attempts:
@@ -38,7 +43,11 @@ class BuildKernel(build_ext):
                     raise
 
     def get_export_symbols(self, ext: Extension) -> list[str]:
-        """No PyInit function: this is a plain library."""
+        """Return the exported symbols without PyInit: this is a plain library.
+
+        Args:
+            ext: The extension.
+        """
         return ext.export_symbols
 
 

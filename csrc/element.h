@@ -1,26 +1,26 @@
-/* The update of a run of elements, for one storage type. Included once per type with
+/* The update of a run of elements, for one storage type. Include this file once per type with
  *
- *   RUN                   the function's name
- *   STORE, REAL           how the tensors are stored, and in what they are computed
- *   LOAD(x), SAVE(x)      between the two
- *   SQRT(x)               of REAL
- *   POWER(x)              x to the exponent, of a positive and normal x
- *   EIGHTH(x), FIFTH(x)   to -1/4 and to -2/5, the exponents at p = 1/8 and p = 1/5, likewise
- *   ANY_POWER(x)          x to the exponent, of any x
+ *   RUN                   the name of the function
+ *   STORE, REAL           the types of storage and of computation
+ *   LOAD(x), SAVE(x)      conversions between the two
+ *   SQRT(x)               the square root of a REAL
+ *   POWER(x)              x to the exponent, for positive normal x
+ *   EIGHTH(x), FIFTH(x)   x to -1/4 and -2/5, the exponents at p = 1/8 and p = 1/5, for such x
+ *   ANY_POWER(x)          x to the exponent, for any x
  *   ROOT_CORRECTED(x)     x / sqrt(1 - beta2^t)
- *   BITS                  the integer as wide as REAL
+ *   BITS                  the integer type as wide as REAL
  *   BITS_OF(x)            the bits of a REAL
- *   ONLY_IF(mask, x)      x where the mask (of BITS) is -1, 0 where it is 0
- *   EITHER(mask, x, y)    x where the mask is -1, y where it is 0
+ *   ONLY_IF(mask, x)      x if the mask (of type BITS) is -1, and 0 if it is 0
+ *   EITHER(mask, x, y)    x if the mask is -1, and y if it is 0
  *   NORMAL, INFINITE      the bits of the smallest normal number and of infinity
- *   MAGNITUDE(x)          |x| of STORE as an integer: the larger the larger, infinity and NaN on top
+ *   MAGNITUDE(x)          |x| of STORE as an integer with the same order; infinity and NaN are last
  *
- * The average, where there is one to `fold` the parameters into, is of type REAL. Gives the largest
- * magnitude of a new parameter.
+ * The average to `fold` the parameters into, if any, has type REAL. Returns the largest magnitude
+ * of a new parameter.
  *
- * It is written for a compiler to vectorise: no branch depends on an element, and mode, amsgrad, fold
- * and any_weight are constants wherever it is inlined. A block is gone through twice, while it is in the
- * innermost cache: the chain from gradient to weight is too long to keep a processor busy.
+ * The code is written to be vectorized: no branch depends on an element, and mode, amsgrad, fold
+ * and any_weight are constants after inlining. Each block is processed in two passes while it is in
+ * the innermost cache, because the dependency chain from gradient to weight is too long for one.
  */
 ALWAYS_INLINE int64_t RUN(const Coefficients *c, STORE *restrict param, const STORE *restrict grad,
                           STORE *restrict exp_avg, STORE *restrict exp_avg_sq,
@@ -33,14 +33,14 @@ ALWAYS_INLINE int64_t RUN(const Coefficients *c, STORE *restrict param, const ST
     const REAL beta2 = (REAL)k.beta2, eps = (REAL)k.eps, size = (REAL)k.step_size;
     const REAL correction2 = (REAL)k.correction2, root2 = (REAL)k.root_correction2;
     const REAL inverse_root2 = (REAL)(1.0 / k.root_correction2);
-    /* Masks where a choice is the same for all elements: compilers tend to make two loops of an `if`,
-     * and to vectorise one of them. */
+    /* Choices that are the same for all elements are masks: compilers tend to split a loop at an
+     * `if` and to vectorize only one half. */
     const BITS has_l2 = k.l2 != 0.0 ? -1 : 0;
     const BITS from_average = !any_weight || k.fold_weight < 0.5 ? -1 : 0;
     const BITS from_moment = !any_weight || k.one_minus_beta1 < 0.5 ? -1 : 0;
     const REAL share = (REAL)(from_average ? k.fold_weight : k.fold_weight - 1.0);
     const REAL share1 = (REAL)(from_moment ? k.one_minus_beta1 : k.one_minus_beta1 - 1.0);
-    REAL denominator[BLOCK]; /* or what is to be raised to a power for it */
+    REAL denominator[BLOCK]; /* or the base of the power in the denominator */
     BITS worst = 0;
     (void)root2, (void)inverse_root2;
 
@@ -55,7 +55,7 @@ ALWAYS_INLINE int64_t RUN(const Coefficients *c, STORE *restrict param, const ST
 #pragma omp simd reduction(min : least) reduction(max : most)
         for (int64_t i = 0; i < length; ++i) {
             const REAL p = LOAD(p_[i]);
-            /* Averages and moments as by torch's lerp, whose two forms are exact at weights 0 and 1. */
+            /* torch's lerp has two forms, exact at weights 0 and 1. Use them here too. */
             if (fold) {
                 const REAL a = a_[i];
                 a_[i] = EITHER(from_average, a, p) + share * (p - a);
@@ -88,24 +88,25 @@ ALWAYS_INLINE int64_t RUN(const Coefficients *c, STORE *restrict param, const ST
             }
         }
 
-        /* Zeros, subnormal numbers, infinities and NaN (negative by its sign bit or above infinity)
-         * cost a fifth of the whole in the power: look only where there are any. */
+        /* In the power, the special cases (zeros, subnormal numbers, infinities, and NaN, which has
+         * the sign bit or is above infinity) take a fifth of the total time: handle them only in
+         * blocks that have any. */
         const int plain = least >= NORMAL && most < INFINITE;
-        /* Let the next block come while this one is computed. */
+        /* Prefetch the next block. */
         for (int64_t i = BLOCK; i < 2 * BLOCK; i += LINE / (int)sizeof(STORE)) {
             PREFETCH(p_ + i);
             PREFETCH(g_ + i);
             PREFETCH(m_ + i);
             PREFETCH(v_ + i);
         }
-#define APPLY(expression)                                                                           \
-    _Pragma("omp simd reduction(max : worst)") for (int64_t i = 0; i < length; ++i)                 \
-    {                                                                                               \
-        const REAL d = denominator[i], m = LOAD(m_[i]);                                             \
-        const STORE stored = SAVE(LOAD(p_[i]) * keep - size * m expression);                        \
-        p_[i] = stored;                                                                             \
-        const BITS magnitude = MAGNITUDE(stored);                                                   \
-        worst = magnitude > worst ? magnitude : worst;                                              \
+#define APPLY(expression)                                                                          \
+    _Pragma("omp simd reduction(max : worst)") for (int64_t i = 0; i < length; ++i)                \
+    {                                                                                              \
+        const REAL d = denominator[i], m = LOAD(m_[i]);                                            \
+        const STORE stored = SAVE(LOAD(p_[i]) * keep - size * m expression);                       \
+        p_[i] = stored;                                                                            \
+        const BITS magnitude = MAGNITUDE(stored);                                                  \
+        worst = magnitude > worst ? magnitude : worst;                                             \
     }
         if (mode == MODE_HALF) {
             APPLY(/ d)

@@ -1,8 +1,8 @@
 /* The Adam-family step on the CPU: one pass over memory for any number of tensors.
  *
- * Plain pointers and no headers but C's own, so that one build serves every version of torch and of
- * Python. The mathematics stand in gadam.Padam; gadam/optim/update.py holds the reference that this
- * is tested against, gadam/optim/cpu.py the other side of `gadam_step`.
+ * It uses plain pointers and only standard C headers, so one build works with every version of
+ * torch and Python. See gadam.Padam for the math, gadam/optim/update.py for the reference that
+ * tests compare with, and gadam/optim/cpu.py for the caller of `gadam_step`.
  */
 #define _POSIX_C_SOURCE 200809L
 #include <math.h>
@@ -17,24 +17,24 @@
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 #define PREFETCH(address) __builtin_prefetch(address, 1)
 
-enum { MODE_HALF, MODE_EIGHTH, MODE_FIFTH, MODE_PARTIAL, MODE_PAPER }; /* by p; or the paper's form */
+enum { MODE_HALF, MODE_EIGHTH, MODE_FIFTH, MODE_PARTIAL, MODE_PAPER }; /* p = 1/2, 1/8, 1/5, … */
 enum { BLOCK = 128, LINE = 64 /* bytes of a cache line */ };
 enum { TYPE_F32, TYPE_F64, TYPE_BF16, TYPE_F16 };
 
-/* What gadam/optim/cpu.py hands over. Tensors are addresses. */
+/* The arguments from gadam/optim/cpu.py. Tensors are addresses. */
 typedef struct {
     int64_t tensors;
     const uintptr_t *param, *grad, *average;
-    const uintptr_t *state; /* of each tensor: exp_avg, exp_avg_sq, with AMSGrad their maximum, step */
+    const uintptr_t *state; /* per tensor: exp_avg, exp_avg_sq, max_exp_avg_sq if amsgrad, step */
     const int64_t *numel;
     double lr, beta1, beta2, eps, weight_decay, partial;
-    double grad_factor; /* -1 to maximise, over GradScaler's scale */
-    double fold_weight; /* of the pending sample in the average */
+    double grad_factor; /* 1, or -1 to maximize, divided by GradScaler's scale */
+    double fold_weight; /* the weight of the deferred sample in the average */
     int32_t type, step_type;
     int32_t decoupled, amsgrad, paper;
-    int32_t fold; /* take the parameters, as they are before the step, into the average */
+    int32_t fold; /* whether to fold the parameters, as before the step, into the average */
     int32_t threads;
-    int32_t not_finite; /* out: whether a parameter is not finite after it */
+    int32_t not_finite; /* output: whether any parameter is not finite after the step */
 } Job;
 
 typedef struct {
@@ -42,7 +42,7 @@ typedef struct {
     double e64, hi64, lo64;
 } Exponent;
 
-/* Those of one tensor, in its place among all elements. */
+/* The coefficients of one tensor. */
 typedef struct {
     double grad_factor, l2, keep, one_minus_beta1, beta2, one_minus_beta2, eps;
     double correction2, root_correction2, step_size, fold_weight;
@@ -51,9 +51,9 @@ typedef struct {
 
 /* ------------------------------------------------------------------------------------- powers
  *
- * x^e = 2^(e log2 x) for x >= 0, |e| < 1. With x = 2^k (1 + f), sqrt(1/2) <= 1 + f < sqrt(2), the term
- * e k is split as (hi + lo) k, hi k being exact, so that no digit of the result is lost to the size
- * of the exponent: three units in the last place, whatever x and e.
+ * x^e = 2^(e log2 x) for x >= 0, |e| < 1. With x = 2^k (1 + f), sqrt(1/2) <= 1 + f < sqrt(2), the
+ * term e k is split into (hi + lo) k so that hi k is exact. Then the size of the exponent costs no
+ * digits of the result: the error is at most three units in the last place for all x and e.
  */
 
 ALWAYS_INLINE float as_float(int32_t bits)
@@ -86,23 +86,25 @@ ALWAYS_INLINE int64_t double_bits(double x)
 
 ALWAYS_INLINE float power_f32(float x, Exponent exponent, const int any)
 {
-    /* Subnormal numbers have no exponent bits: 2^24 brings them among the normal ones. */
+    /* Subnormal numbers have no exponent bits: scale them by 2^24 to normal ones. */
     const int tiny = any && x < 1.17549435e-38f;
     const float y = tiny ? x * 16777216.0f : x;
     const int32_t bits = float_bits(y);
     const int32_t k_bits = (bits - 0x3f3504f3) & (int32_t)0xff800000;
     const float k = (float)k_bits - (tiny ? 24.0f * 8388608.0f : 0.0f); /* times 2^23 */
-    /* e k = n + part, n whole: beside the logarithm, not after it */
-    const float whole = exponent.hi * k, shifted = whole + 12582912.0f; /* 1.5 · 2^23: rounds */
+    /* e k = n + part with integer n: independent of the logarithm, so both run in parallel. */
+    const float whole = exponent.hi * k, shifted = whole + 12582912.0f; /* 1.5 · 2^23 rounds */
     const float part = (whole - (shifted - 12582912.0f)) + exponent.lo * k;
     const float f = as_float(bits - k_bits) - 1.0f, f2 = f * f, f4 = f2 * f2;
-    /* log2(1 + f) / f, largest relative error 1.7e-7, of a term below 1/2; in pairs, side by side */
+    /* log2(1 + f) / f in independent pairs: relative error at most 1.7e-7, of a term below 1/2 */
     const float l01 = 1.4426949f - 0.72135282f * f, l23 = 0.48092324f - 0.36023962f * f;
     const float l45 = 0.2870988f - 0.24887717f * f, l67 = 0.23404178f - 0.14580993f * f;
-    const float r = (exponent.e * f) * ((l01 + l23 * f2) + f4 * (l45 + l67 * f2)) + part, r2 = r * r;
-    /* 2^r, |r| <= 1: largest relative error 1.0e-8 */
+    const float r = (exponent.e * f) * ((l01 + l23 * f2) + f4 * (l45 + l67 * f2)) + part;
+    const float r2 = r * r;
+    /* 2^r, |r| <= 1: relative error at most 1.0e-8 */
     const float e01 = 1.0f + 6.93147242e-1f * r, e23 = 2.40226805e-1f + 5.55037893e-2f * r;
-    const float e45 = 9.61656589e-3f + 1.33393239e-3f * r, e67 = 1.56627997e-4f + 1.50504075e-5f * r;
+    const float e45 = 9.61656589e-3f + 1.33393239e-3f * r;
+    const float e67 = 1.56627997e-4f + 1.50504075e-5f * r;
     const float exp2_r = e01 + r2 * (e23 + r2 * (e45 + r2 * e67));
     float result = as_float(float_bits(exp2_r) + (int32_t)((uint32_t)float_bits(shifted) << 23));
     if (any) {
@@ -113,7 +115,7 @@ ALWAYS_INLINE float power_f32(float x, Exponent exponent, const int any)
     return result;
 }
 
-/* x^(-1/4) from an estimate by its bits (good to 3 %) and two steps of third order:
+/* x^(-1/4) from an estimate by its bits (accurate to 3 %) and two third-order iterations:
  * z <- z (1 + h/4 + 5 h^2/32), h = 1 - x z^4. */
 ALWAYS_INLINE float eighth_f32(float x)
 {
@@ -124,7 +126,7 @@ ALWAYS_INLINE float eighth_f32(float x)
     return z + z * (h * (0.25f + 0.15625f * h));
 }
 
-/* x^(-2/5), the paper's p for language, likewise: z near x^(-1/5), h = 1 - x z^5. */
+/* x^(-2/5), the paper's p for language models, in the same way: z ≈ x^(-1/5), h = 1 - x z^5. */
 ALWAYS_INLINE float fifth_f32(float x)
 {
     float z = as_float((int32_t)(1277950000.0f - 0.2f * (float)float_bits(x)));
@@ -197,7 +199,7 @@ ALWAYS_INLINE uint16_t save_bf16(float x)
 ALWAYS_INLINE float load_f16(uint16_t x)
 {
     const uint32_t sign = (uint32_t)(x & 0x8000u) << 16, magnitude = (uint32_t)(x & 0x7fffu) << 13;
-    /* 2^112 moves the exponent's bias; it makes subnormal numbers normal as well. */
+    /* Multiplying by 2^112 adjusts the exponent's bias and makes subnormal numbers normal. */
     const float scaled = as_float((int32_t)magnitude) * 5.192296858534828e33f;
     const uint32_t finite = (uint32_t)float_bits(scaled), beyond = magnitude | 0x7f800000u;
     return as_float((int32_t)(sign | (magnitude >= 0x0f800000u ? beyond : finite)));
@@ -207,9 +209,9 @@ ALWAYS_INLINE uint16_t save_f16(float x)
 {
     const uint32_t bits = (uint32_t)float_bits(x), sign = (bits >> 16) & 0x8000u;
     const uint32_t magnitude = bits & 0x7fffffffu;
-    /* normal: round to even at bit 13 */
+    /* Normal: round to even at bit 13. */
     const uint32_t normal = (magnitude + 0xfffu + ((magnitude >> 13) & 1u) - 0x38000000u) >> 13;
-    /* subnormal: let the addition of 1/2 do the rounding */
+    /* Subnormal: the addition of 1/2 rounds. */
     const uint32_t subnormal =
         (uint32_t)float_bits(as_float((int32_t)magnitude) + 0.5f) - 0x3f000000u;
     uint32_t result = magnitude < 0x38800000u ? subnormal : normal;
@@ -310,55 +312,55 @@ ALWAYS_INLINE uint16_t save_f16(float x)
 
 /* ---------------------------------------------------------- variants and instruction sets */
 
-/* A run of n elements from the given addresses on; gives the largest magnitude afterwards. */
+/* Updates n elements from the given addresses on. Returns the largest magnitude afterwards. */
 typedef int64_t Run(const Coefficients *, void *param, void *grad, void *exp_avg, void *exp_avg_sq,
                     void *max_exp_avg_sq, void *average, int64_t n);
 
-/* Each combination of constants is a function of its own: together they are too much for a compiler
- * to do any one of them well. */
-#define VARIANT(TARGET, set, type, mode, amsgrad, fold)                                             \
-    TARGET static int64_t set##_##type##_##mode##_##amsgrad##fold(                                  \
-        const Coefficients *c, void *param, void *grad, void *exp_avg, void *exp_avg_sq,            \
-        void *max_exp_avg_sq, void *average, int64_t n)                                             \
-    {                                                                                               \
-        return run_##type(c, param, grad, exp_avg, exp_avg_sq, max_exp_avg_sq, average, n, mode,    \
-                          amsgrad, fold, any_weight_##set);                                         \
+/* Each combination of constants is a separate function. A single function with all of them is too
+ * complex for compilers to optimize well. */
+#define VARIANT(TARGET, set, type, mode, amsgrad, fold)                                            \
+    TARGET static int64_t set##_##type##_##mode##_##amsgrad##fold(                                 \
+        const Coefficients *c, void *param, void *grad, void *exp_avg, void *exp_avg_sq,           \
+        void *max_exp_avg_sq, void *average, int64_t n)                                            \
+    {                                                                                              \
+        return run_##type(c, param, grad, exp_avg, exp_avg_sq, max_exp_avg_sq, average, n, mode,   \
+                          amsgrad, fold, any_weight_##set);                                        \
     }
-#define OF_MODE(TARGET, set, type, mode)                                                            \
-    VARIANT(TARGET, set, type, mode, 0, 0)                                                          \
-    VARIANT(TARGET, set, type, mode, 0, 1)                                                          \
-    VARIANT(TARGET, set, type, mode, 1, 0)                                                          \
+#define OF_MODE(TARGET, set, type, mode)                                                           \
+    VARIANT(TARGET, set, type, mode, 0, 0)                                                         \
+    VARIANT(TARGET, set, type, mode, 0, 1)                                                         \
+    VARIANT(TARGET, set, type, mode, 1, 0)                                                         \
     VARIANT(TARGET, set, type, mode, 1, 1)
-#define OF_TYPE(TARGET, set, type)                                                                  \
-    OF_MODE(TARGET, set, type, MODE_HALF)                                                           \
-    OF_MODE(TARGET, set, type, MODE_EIGHTH)                                                         \
-    OF_MODE(TARGET, set, type, MODE_FIFTH)                                                          \
-    OF_MODE(TARGET, set, type, MODE_PARTIAL)                                                        \
+#define OF_TYPE(TARGET, set, type)                                                                 \
+    OF_MODE(TARGET, set, type, MODE_HALF)                                                          \
+    OF_MODE(TARGET, set, type, MODE_EIGHTH)                                                        \
+    OF_MODE(TARGET, set, type, MODE_FIFTH)                                                         \
+    OF_MODE(TARGET, set, type, MODE_PARTIAL)                                                       \
     OF_MODE(TARGET, set, type, MODE_PAPER)
-#define NAMES_OF_MODE(set, type, mode)                                                              \
-    {                                                                                               \
-        {set##_##type##_##mode##_00, set##_##type##_##mode##_01},                                   \
-            {set##_##type##_##mode##_10, set##_##type##_##mode##_11}                                \
+#define NAMES_OF_MODE(set, type, mode)                                                             \
+    {                                                                                              \
+        {set##_##type##_##mode##_00, set##_##type##_##mode##_01},                                  \
+            {set##_##type##_##mode##_10, set##_##type##_##mode##_11}                               \
     }
-#define NAMES_OF_TYPE(set, type)                                                                    \
-    {                                                                                               \
-        NAMES_OF_MODE(set, type, MODE_HALF), NAMES_OF_MODE(set, type, MODE_EIGHTH),                 \
-            NAMES_OF_MODE(set, type, MODE_FIFTH), NAMES_OF_MODE(set, type, MODE_PARTIAL),           \
-            NAMES_OF_MODE(set, type, MODE_PAPER)                                                    \
+#define NAMES_OF_TYPE(set, type)                                                                   \
+    {                                                                                              \
+        NAMES_OF_MODE(set, type, MODE_HALF), NAMES_OF_MODE(set, type, MODE_EIGHTH),                \
+            NAMES_OF_MODE(set, type, MODE_FIFTH), NAMES_OF_MODE(set, type, MODE_PARTIAL),          \
+            NAMES_OF_MODE(set, type, MODE_PAPER)                                                   \
     }
 
 typedef Run *Table[4][5][2][2]; /* by type, mode, amsgrad, fold */
 
-#define INSTRUCTION_SET(set, TARGET)                                                                \
-    OF_TYPE(TARGET, set, f32)                                                                       \
-    OF_TYPE(TARGET, set, f64)                                                                       \
-    OF_TYPE(TARGET, set, bf16)                                                                      \
-    OF_TYPE(TARGET, set, f16)                                                                       \
-    static Table set = {NAMES_OF_TYPE(set, f32), NAMES_OF_TYPE(set, f64), NAMES_OF_TYPE(set, bf16),  \
-                        NAMES_OF_TYPE(set, f16)};
+#define INSTRUCTION_SET(set, TARGET)                                                               \
+    OF_TYPE(TARGET, set, f32)                                                                      \
+    OF_TYPE(TARGET, set, f64)                                                                      \
+    OF_TYPE(TARGET, set, bf16)                                                                     \
+    OF_TYPE(TARGET, set, f16)                                                                      \
+    static Table set = {NAMES_OF_TYPE(set, f32), NAMES_OF_TYPE(set, f64),                          \
+                        NAMES_OF_TYPE(set, bf16), NAMES_OF_TYPE(set, f16)};
 
-/* torch's lerp has two forms, one exact at weight 0, the other at 1. The faster sets know only the
- * first, that of a weight below 1/2: an unusual beta1 or fold weight goes to the baseline. */
+/* torch's lerp has two forms, one exact at weight 0 and the other at 1. The faster sets implement
+ * only the first, for weights below 1/2. An unusual beta1 or fold weight uses the baseline. */
 enum { any_weight_baseline = 1, any_weight_avx2 = 0, any_weight_avx512 = 0 };
 
 INSTRUCTION_SET(baseline, )
@@ -372,7 +374,7 @@ static const char *instruction_set;
 
 static void choose_instruction_set(void)
 {
-    const char *limit = getenv("GADAM_CPU_CAPABILITY"); /* "baseline" or "avx2", for tests */
+    const char *limit = getenv("GADAM_CPU_CAPABILITY"); /* for tests: "baseline" or "avx2" */
     variants = &baseline;
 #if defined(__aarch64__)
     instruction_set = "neon";
@@ -406,7 +408,7 @@ static Exponent exponent_of(double e)
     Exponent x = {0};
     x.e64 = e;
     x.e = (float)e;
-    /* hi has so few bits that its product with any k is exact (of float, with 2^23 k) */
+    /* hi has so few bits that its product with any k (for float, with 2^23 k) is exact. */
     x.hi = as_float(float_bits((float)e) & (int32_t)0xffffff00) * 0x1p-23f;
     x.lo = (float)(e * 0x1p-23 - (double)x.hi);
     x.hi64 = as_double(double_bits(e) & (int64_t)0xffffffff00000000);
@@ -451,14 +453,15 @@ static double count_step(const Job *job, int64_t tensor)
     return job->step_type == TYPE_F64 ? (*(double *)step += 1.0) : (*(float *)step += 1.0f);
 }
 
-/* Elements that a thread takes at a time. Fixed, so that the result does not depend on how many
- * threads there are; small, so that a thread which lost its core to somebody holds up little. */
+/* The number of elements that a thread processes at a time. It is fixed, so that results do not
+ * depend on the number of threads. It is small, so that a preempted thread does not delay the
+ * others much. */
 enum { CHUNK = 16384 };
 
 static const int64_t infinity_bits[] = {0x7f800000, 0x7ff0000000000000, 0x7f80, 0x7c00};
 static const int64_t item_size[] = {4, 8, 2, 2};
 
-/* Gives whether all of the chunk is finite. */
+/* Returns 1 if all of the chunk is finite. */
 static int run_chunk(const Job *job, const Coefficients *c, const int64_t *offset, int64_t chunk)
 {
     const int mode = job->paper              ? MODE_PAPER
@@ -471,7 +474,7 @@ static int run_chunk(const Job *job, const Coefficients *c, const int64_t *offse
     Run *run = (*table)[job->type][mode][job->amsgrad != 0][job->fold != 0];
     const int64_t width = item_size[job->type], wide = job->type == TYPE_F64 ? 8 : 4;
     int64_t from = chunk * CHUNK, to = from + CHUNK, low = 0, high = job->tensors, worst = 0;
-    while (high - low > 1) { /* the last tensor that begins at or before `from` */
+    while (high - low > 1) { /* find the last tensor that begins at or before `from` */
         const int64_t middle = low + (high - low) / 2;
         if (offset[middle] <= from)
             low = middle;
@@ -500,7 +503,7 @@ static int run_chunk(const Job *job, const Coefficients *c, const int64_t *offse
 static pid_t home;
 #endif
 
-/* Which instructions the kernel uses here; call once, before the first step. */
+/* Returns the name of the instruction set. Call once, before the first step. */
 const char *gadam_open(void)
 {
     choose_instruction_set();
@@ -519,10 +522,10 @@ int gadam_has_openmp(void)
 #endif
 }
 
-/* The size of Job, for the caller to compare with its own. */
+/* Returns the size of Job, for the caller to compare with its own. */
 int64_t gadam_job_size(void) { return (int64_t)sizeof(Job); }
 
-/* Elementwise power, for tests of its accuracy. */
+/* Elementwise power, to test its accuracy. */
 void gadam_power_f32(const float *x, float *y, int64_t n, double e)
 {
     const Exponent exponent = exponent_of(e);
@@ -537,7 +540,8 @@ void gadam_power_f64(const double *x, double *y, int64_t n, double e)
         y[i] = power_f64(x[i], exponent);
 }
 
-/* One step of all tensors of the job. Gives 0, or -1 where memory ran out before anything changed. */
+/* Performs one step of all tensors of the job. Returns 0, or -1 if memory runs out, before any
+ * change. */
 int gadam_step(Job *job)
 {
     const int64_t tensors = job->tensors;

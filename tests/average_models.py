@@ -1,4 +1,4 @@
-"""A small network with BatchNorm, and its training."""
+"""A small network with BatchNorm, and a function to train it."""
 
 from __future__ import annotations
 

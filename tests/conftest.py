@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-# Timing differs between machines; a test that is slow once has not failed.
+# Timing differs between machines. A slow example is not a failure.
 settings.register_profile(
     "gadam", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -12,5 +12,5 @@ settings.load_profile("gadam")
 
 
 @pytest.fixture(autouse=True)
-def _same_every_time():
+def _fixed_seed():
     torch.manual_seed(0)

@@ -1,6 +1,6 @@
-"""The contract table: every optimiser is a row, and every row keeps the same promises.
+"""The contract table: every optimizer is a row, and all rows pass the same tests.
 
-Adding an optimiser is adding a row.
+To add an optimizer, add a row.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gadam.optim import cpu
 
 @dataclass(frozen=True)
 class Row:
-    """An optimiser, how to make it, and what it can do."""
+    """An optimizer, how to construct it, and what it supports."""
 
     name: str
     make: Callable[..., Optimizer]  # (params, **keywords)
@@ -71,7 +71,7 @@ ROWS = [
         flags=False,
     ),
 ]
-if cpu.is_available():  # else torch's fused kernel serves Gadam alone
+if cpu.is_available():  # otherwise there is only torch's fused kernel, for Gadam
     ROWS += [
         Row("Padam-fused", gadam.Padam, {"lr": 0.02, "fused": True, "amsgrad": True}, flags=False),
         Row("GadamX-fused", gadam.GadamX, {"lr": 0.02, "fused": True}, averages=True, flags=False),
@@ -82,7 +82,7 @@ AVERAGING = [row for row in ROWS if row.averages]
 
 
 def parameters(dtype: torch.dtype = torch.float32, seed: int = 0) -> list[torch.nn.Parameter]:
-    """Shapes that trip naive code: a matrix, a transposed one, a 0-dim and a 0-element tensor."""
+    """Return shapes that break naive code: a transposed matrix, a 0-dim and an empty tensor."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape: int) -> torch.Tensor:
@@ -93,7 +93,7 @@ def parameters(dtype: torch.dtype = torch.float32, seed: int = 0) -> list[torch.
 
 
 def set_gradients(params: list[torch.nn.Parameter], step: int) -> None:
-    """Gradients that depend on the step and on the weights, as in training."""
+    """Set gradients that depend on the step and on the weights, as in training."""
     generator = torch.Generator().manual_seed(1000 + step)
     for p in params:
         noise = torch.randn(p.shape, generator=generator, dtype=torch.float64)
@@ -103,7 +103,7 @@ def set_gradients(params: list[torch.nn.Parameter], step: int) -> None:
 def train(
     optimizer: Optimizer, params: list[torch.nn.Parameter], steps: int, first: int = 1
 ) -> list[list[torch.Tensor]]:
-    """Steps first, first + 1, …; gives the iterates."""
+    """Run the steps first, first + 1, … and return the iterates."""
     iterates = []
     for step in range(first, first + steps):
         set_gradients(params, step)
@@ -113,7 +113,7 @@ def train(
 
 
 def same(a: Any, b: Any) -> None:
-    """Equal to the bit, types included, through dicts, lists and tuples."""
+    """Assert bitwise equality, types included, of nested dicts, lists and tuples."""
     if isinstance(a, torch.Tensor):
         assert (a.dtype, a.device) == (b.dtype, b.device)
         torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)

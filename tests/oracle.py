@@ -1,7 +1,7 @@
-"""The update and the averages as the paper's authors have them, written from the formulas alone.
+"""The authors' update and averages, written from the formulas alone.
 
-Scalar by scalar in Python's floats, with nothing of torch in it: what every implementation is
-compared with.
+The oracle uses Python floats, scalar by scalar, and no torch. Tests compare every implementation
+with it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 
 class ScalarPadam:
-    """One parameter of one entry."""
+    """The update of a single scalar parameter."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ def window(samples: Sequence[float], size: int) -> float:
 
 
 def sampled_steps(total: int, start: int, every: int) -> list[int]:
-    """Steps count 1, 2, …; the initial weights never enter."""
+    """Return the sampled steps. Steps count 1, 2, …; the initial weights never enter."""
     return [
         t for t in range(1, total + 1) if t >= max(start, 1) and (t - max(start, 1)) % every == 0
     ]

@@ -1,6 +1,6 @@
-"""Trains every case of the resume test: straight through, or up to a checkpoint, or on from one.
+"""Train every case of the resume test: without interruption, up to a checkpoint, or from one.
 
-Run as a program, so that nothing but the files passes from one part to the next:
+Run as a program, so that only files pass from one part to the next:
 
     python resume_worker.py straight OUT
     python resume_worker.py save OUT
@@ -36,7 +36,7 @@ PLANS: dict[str, gadam.Averaging] = {
 
 
 def cases() -> list[tuple[str, str, str, bool]]:
-    """(row, plan, dtype, foreach): every row with one plan each, and one row with all of them."""
+    """Return (row, plan, dtype, foreach): all rows with some plans, some rows with all plans."""
     some = [(row.name, "after", "float32", False) for row in ROWS]
     some += [(row.name, "at", "bfloat16", False) for row in ROWS]
     some += [(row.name, "after", "float32", True) for row in ROWS if row.flags]
@@ -48,29 +48,29 @@ def cases() -> list[tuple[str, str, str, bool]]:
     return list(dict.fromkeys(some))
 
 
-class Run:
-    """An optimiser with its average, whatever their kind."""
+class Case:
+    """An optimizer with a built-in or an attached average, or none."""
 
     def __init__(self, row: str, plan: str, dtype: str, foreach: bool) -> None:
         self.params = parameters(getattr(torch, dtype))
         averaging = PLANS[plan]
-        self.foreign: gadam.IterateAverage | None = None
+        self.attached: gadam.IterateAverage | None = None
         if row == "SWA":
             self.optimizer: Any = torch.optim.SGD(self.params, lr=0.01, momentum=0.9)
-            self.foreign = gadam.IterateAverage(self.optimizer, averaging)
+            self.attached = gadam.IterateAverage(self.optimizer, averaging)
         else:
             keywords: dict[str, Any] = {"foreach": True} if foreach else {}
             if BY_NAME[row].averages:
                 keywords["average"] = averaging
             self.optimizer = BY_NAME[row](self.params, **keywords)
-        self.average = self.foreign or getattr(self.optimizer, "average", None)
+        self.average = self.attached or getattr(self.optimizer, "average", None)
 
     def train(self, steps: range) -> None:
         for step in steps:
             set_gradients(self.params, step)
             self.optimizer.step()
             if self.average is not None:
-                # a loss that falls to step 3 and rises from there
+                # a loss that falls until step 3 and then rises
                 self.average.observe(abs(step - 3.0))
 
     def state(self) -> dict[str, Any]:
@@ -78,28 +78,28 @@ class Run:
             "params": [p.detach() for p in self.params],
             "optimizer": self.optimizer.state_dict(),
         }
-        if self.foreign is not None:
-            state["average"] = self.foreign.state_dict()
+        if self.attached is not None:
+            state["average"] = self.attached.state_dict()
         return state
 
     def load(self, state: dict[str, Any]) -> None:
         for p, saved in zip(self.params, state["params"]):
             p.data.copy_(saved)
         self.optimizer.load_state_dict(state["optimizer"])
-        if self.foreign is not None:
-            self.foreign.load_state_dict(state["average"])
+        if self.attached is not None:
+            self.attached.load_state_dict(state["average"])
 
 
 def main(mode: str, out: str, checkpoint: str | None = None) -> None:
     saved = torch.load(checkpoint, weights_only=True) if checkpoint else {}
     result = {}
-    for case in cases():
-        run = Run(*case)
+    for arguments in cases():
+        case = Case(*arguments)
         if mode == "resume":
-            run.load(saved[repr(case)])
+            case.load(saved[repr(arguments)])
         first, last = {"straight": (1, 2 * K), "save": (1, K), "resume": (K + 1, 2 * K)}[mode]
-        run.train(range(first, last + 1))
-        result[repr(case)] = run.state()
+        case.train(range(first, last + 1))
+        result[repr(arguments)] = case.state()
     torch.save(result, out)
 
 

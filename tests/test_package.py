@@ -1,4 +1,4 @@
-"""The package itself: what it imports, how fast, and that what it says runs."""
+"""The package: its imports, its public names, and the code in its documents."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "gadam"
 
 
-def test_everything_public_is_named_and_documented():
+def test_all_public_names_are_documented():
     for name in gadam.__all__:
         assert getattr(gadam, name).__doc__, name
 
 
-def test_import_needs_torch_and_nothing_heavy():
-    """Beyond what `import torch` brings: no compiler front-end, no distributed tensors, no numpy."""
+def test_import_needs_only_torch_and_nothing_heavy():
+    """Beyond `import torch`: no compiler front end, no distributed tensors, no numpy."""
     program = (
         "import sys, torch; before = set(sys.modules); import gadam;"
         "print('\\n'.join(set(sys.modules) - before))"
@@ -43,23 +43,23 @@ def test_import_needs_torch_and_nothing_heavy():
     assert len(loaded) < 30, loaded
 
 
-def test_imports_go_one_way():
-    """optim, average and schedule know nothing of what is built on them."""
+def test_the_core_imports_only_the_core():
+    """The optim and average packages must not import what is built on them."""
     core = {"optim", "average", "schedule", "_dtensor", "_modes", "_torch"}
     for path in PACKAGE.rglob("*.py"):
-        part = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-        if part not in core:
+        package = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        if package not in core:
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("gadam."):
                 target = (node.module or "").split(".")[1]
                 assert target in core, f"{path.name} imports gadam.{target}"
-                assert not (part == "average" and target == "optim"), path.name
+                assert not (package == "average" and target == "optim"), path.name
 
 
 @pytest.mark.parametrize("document", ["README.md", "docs/language.md", "docs/theory.md"])
 def test_code_blocks_run(document):
-    """The Python blocks of a document, one after the other in one namespace."""
+    """Run the Python blocks of a document in order, in one namespace."""
     text = (ROOT / document).read_text()
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     assert blocks
@@ -68,7 +68,7 @@ def test_code_blocks_run(document):
         exec(compile(block, document, "exec"), namespace)
 
 
-def test_the_repository_speaks_of_itself_alone():
+def test_no_file_contains_machine_paths():
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
     if listed.returncode != 0:
         pytest.skip("not a git checkout")

@@ -1,4 +1,4 @@
-"""k steps, save, new process, k steps: the very bits of 2k steps."""
+"""k steps, a checkpoint, and k steps in a new process equal 2k steps bit for bit."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def test_resume_in_a_new_process_is_bitwise(tmp_path):
         try:
             same(resumed[case], expected)
         except AssertionError as error:
-            raise AssertionError(f"{case} does not resume to the bit: {error}") from error
+            raise AssertionError(f"{case} does not resume bitwise: {error}") from error
 
-    # The cases are what they are named after: some began before the checkpoint, some after it.
+    # The cases match their names: some averages start before the checkpoint, some after it.
     checkpoint = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
 
     def count(states: dict, plan: str) -> int:

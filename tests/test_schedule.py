@@ -1,4 +1,4 @@
-"""The paper's schedules: their values, their continuity, and that the schedulers resume."""
+"""The paper's schedules: values, continuity, and resuming."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ def optimizer(lr: float | torch.Tensor = 0.1) -> torch.optim.Optimizer:
     return torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=lr)
 
 
-def test_linear_of_the_paper():
-    """T = 300, r = 0.01."""
+def test_linear_has_the_papers_values():
+    """The budget is T = 300 and the last factor r = 0.01."""
     values = {0: 1.0, 150: 1.0, 210: 0.505, 270: 0.01, 299: 0.01}
     for t, factor in values.items():
         assert schedule.linear(t, 300) == pytest.approx(factor)
 
 
-def test_linear_for_averaging_of_the_paper():
-    """T_avg = 161: the full rate until 80.5, half of it from 144.9 on."""
+def test_linear_for_averaging_has_the_papers_values():
+    """With T_avg = 161, the full rate lasts until 80.5, and half of it starts at 144.9."""
     values = {0: 1.0, 80: 1.0, 112.7: 0.75, 145: 0.5, 161: 0.5, 299: 0.5}
     for t, factor in values.items():
         assert schedule.linear_for_averaging(t, 161) == pytest.approx(factor)
 
 
-def test_step_of_the_paper():
+def test_step_has_the_papers_values():
     assert [schedule.step(t, (150, 250)) for t in (0, 149, 150, 249, 250, 299)] == pytest.approx(
         [1, 1, 0.1, 0.1, 0.01, 0.01]
     )
     assert schedule.step(60, [60, 30]) == pytest.approx(0.01)
 
 
-def test_frozen_linear_of_the_paper():
-    """WRN-28-10: over 50 epochs, frozen where averaging starts, at 30."""
+def test_frozen_linear_has_the_papers_values():
+    """WRN-28-10 trains for 50 epochs and freezes the rate when averaging starts, at 30."""
     frozen = schedule.linear(30, 50)
     assert 0.01 < frozen < 1
     assert [schedule.frozen_linear(t, 50, 30) for t in (0, 25, 30, 40, 49)] == pytest.approx(
@@ -49,7 +49,7 @@ def test_frozen_linear_of_the_paper():
 
 
 @given(st.floats(0, 400), st.floats(1, 300), st.floats(0.0, 1.0))
-def test_linear_is_continuous_and_falls(t, total, final):
+def test_linear_is_continuous_and_decreasing(t, total, final):
     step = 1e-6 * total
     here, there = schedule.linear(t, total, final), schedule.linear(t + step, total, final)
     assert final - 1e-12 <= there <= here + 1e-12 <= 1 + 1e-11
@@ -73,7 +73,7 @@ FUNCTIONS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
-def test_a_scheduler_is_its_function(name):
+def test_a_scheduler_equals_its_function(name):
     sgd = optimizer()
     sgd.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))], "lr": 0.02})
     scheduler = SCHEDULERS[name](sgd)
@@ -110,7 +110,7 @@ def test_a_scheduler_resumes(name):
     assert run(fresh, resumed, 10) == expected
 
 
-def test_a_tensor_rate_stays_a_tensor():
+def test_a_tensor_lr_stays_a_tensor():
     sgd = optimizer(torch.tensor(0.1))
     scheduler = schedule.Step(sgd, [1])
     sgd.step()
@@ -119,7 +119,7 @@ def test_a_tensor_rate_stays_a_tensor():
     assert sgd.param_groups[0]["lr"].item() == pytest.approx(0.01)
 
 
-def test_bad_arguments_are_refused_at_once():
+def test_invalid_arguments_are_rejected_immediately():
     sgd = optimizer()
     before = copy.deepcopy(sgd.state_dict())
     with pytest.raises(ValueError, match="Invalid total: 0"):

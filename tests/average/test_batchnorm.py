@@ -1,4 +1,4 @@
-"""BatchNorm statistics against one giant batch."""
+"""BatchNorm statistics, compared with those of one giant batch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from contract import same
 
 
 def giant_batch(layer: nn.Module, data: torch.Tensor) -> Any:
-    """What the layer itself makes of all the data at once."""
+    """Return a copy of the layer after it has seen all data as one batch."""
     one = copy.deepcopy(layer)
     one.momentum = 1.0  # type: ignore[assignment]
     one.train()
@@ -33,7 +33,7 @@ def giant_batch(layer: nn.Module, data: torch.Tensor) -> Any:
     seed=st.integers(0, 1000),
 )
 def test_equals_one_giant_batch(sizes, shift, kind, seed):
-    """Ragged batches down to a single sample, means that drift from batch to batch."""
+    """Use ragged batches, down to one sample, and means that drift between batches."""
     torch.manual_seed(seed)
     layer: Any
     layer, trailing = {
@@ -54,7 +54,7 @@ def test_equals_one_giant_batch(sizes, shift, kind, seed):
     assert layer.num_batches_tracked == len(sizes)
 
 
-def test_float32_is_good_to_a_millionth():
+def test_float32_is_accurate_to_one_millionth():
     torch.manual_seed(0)
     layer = nn.BatchNorm2d(4)
     batches = [torch.randn(n, 4, 8, 8) * 2 + 5 + 0.1 * n for n in (64, 64, 64, 7)]
@@ -72,7 +72,7 @@ def test_float32_is_good_to_a_millionth():
     update_bn(batches, naive)
     assert naive.running_var is not None
     error = (naive.running_var.double() - expected.running_var).abs().max()
-    assert error > 1e-3  # an average of averages, without the variance between batches
+    assert error > 1e-3  # it averages averages and loses the variance between batches
 
 
 class Net(nn.Module):
@@ -94,7 +94,7 @@ def batches_for(net: nn.Module) -> list[torch.Tensor]:
     return [torch.randn(n, 4, generator=torch.Generator().manual_seed(n)) for n in (8, 8, 3)]
 
 
-def test_each_layer_normalises_by_its_batch_on_the_way_and_dropout_is_off():
+def test_layers_normalize_by_batch_and_dropout_is_off():
     torch.manual_seed(0)
     net = Net()
     net.train()
@@ -108,7 +108,7 @@ def test_each_layer_normalises_by_its_batch_on_the_way_and_dropout_is_off():
     torch.testing.assert_close(net.norm2.running_var, expected.running_var, rtol=1e-5, atol=1e-6)
 
 
-def test_modes_momentum_weights_and_layers_without_input_stay():
+def test_modes_momentum_weights_and_unused_layers_do_not_change():
     net = Net()
     net.train()
     net.frozen.eval()
@@ -126,7 +126,7 @@ def test_modes_momentum_weights_and_layers_without_input_stay():
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-def test_interrupted_midway_it_leaves_the_model_as_it_was(error):
+def test_an_interrupted_refresh_leaves_the_model_unchanged(error):
     net = Net()
     net(torch.randn(16, 4))
     before = copy.deepcopy(net.state_dict())
@@ -143,7 +143,7 @@ def test_interrupted_midway_it_leaves_the_model_as_it_was(error):
     assert torch.is_grad_enabled()
 
 
-def test_kinds_of_batches_agree():
+def test_all_kinds_of_batches_agree():
     plain = batches_for(Net())
     results = []
     for batches, forward in (
@@ -163,7 +163,7 @@ def test_kinds_of_batches_agree():
         same(result, results[0])
 
 
-def test_dict_batches_for_a_forward_that_takes_everything():
+def test_dict_batches_for_a_forward_with_var_keywords():
     class Wrapper(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -188,7 +188,7 @@ def test_max_batches():
     same(results[1], results[0])
 
 
-def test_what_cannot_be_run_is_said_in_a_sentence():
+def test_batches_that_cannot_run_raise_clear_errors():
     net = Net()
     before = copy.deepcopy(net.state_dict())
     with pytest.raises(ValueError, match="an exhausted iterator"):
@@ -204,7 +204,7 @@ def test_what_cannot_be_run_is_said_in_a_sentence():
 
 def test_a_model_without_batchnorm_is_not_run():
     def explode(*_: object) -> None:
-        raise AssertionError("there is nothing to refresh")
+        raise AssertionError("There is nothing to refresh.")
 
     gadam.refresh_batchnorm(nn.Linear(2, 2), [torch.randn(3, 2)], forward=explode)
     gadam.refresh_batchnorm(nn.BatchNorm1d(2, track_running_stats=False), explode)
@@ -241,7 +241,7 @@ def test_a_layer_called_by_keyword():
     torch.testing.assert_close(model.norm.running_mean, data.mean(0))
 
 
-def test_a_callable_takes_no_further_arguments():
+def test_a_callable_excludes_the_other_arguments():
     net = Net()
     with pytest.raises(ValueError, match="only with an iterable of batches"):
         gadam.refresh_batchnorm(net, lambda: None, max_batches=2)

@@ -1,4 +1,4 @@
-"""Averages among copies, wrappers, hooks and half-loaded models."""
+"""Averages with copies, wrappers, hooks and partially loaded models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from average_models import BATCHES, fit, small_model, snapshot
 from contract import parameters, same, train
 
 
-def test_progress_is_numbers_on_the_host_whatever_the_default_device():
+def test_progress_stays_on_the_host_for_any_default_device():
     with torch.device("meta"):
         optimizer = gadam.Gadam(
             [nn.Parameter(torch.zeros(3, device="cpu"))],
@@ -23,11 +23,11 @@ def test_progress_is_numbers_on_the_host_whatever_the_default_device():
         optimizer.average.observe(0.5)
     assert optimizer.average.phase == "waiting"
     packed = optimizer.param_groups[0]["average_progress"].values()
-    # Tensors with dimensions must share the parameters' device for a full state dict to load.
+    # A full state dict loads only if tensors with dimensions are on the parameters' device.
     assert all(value.dim() == 0 and value.device.type == "cpu" for value in packed)
 
 
-def test_a_copy_of_the_optimiser_and_its_average_together_is_one_average():
+def test_copying_the_optimizer_with_its_average_yields_one_average():
     params = parameters()
     optimizer = gadam.Gadam(params, average=gadam.Averaging(start=1))
     train(optimizer, params, 3)
@@ -39,7 +39,7 @@ def test_a_copy_of_the_optimiser_and_its_average_together_is_one_average():
     assert copy.copy(optimizer.average) is optimizer.average
 
 
-def test_an_optimiser_built_from_anothers_groups_starts_anew():
+def test_an_optimizer_built_from_another_ones_groups_starts_fresh():
     params = parameters()
     plan = gadam.Averaging(start=1)
     first = gadam.Lookahead(gadam.Gadam(params, average=plan))
@@ -50,7 +50,7 @@ def test_an_optimiser_built_from_anothers_groups_starts_anew():
     assert (second.average.count, second.param_groups[0]["lookahead_steps"]) == (1, 1)
 
 
-def test_the_optimiser_may_be_loaded_before_the_model():
+def test_the_optimizer_may_be_loaded_before_the_model():
     def make(seed: int, frozen: bool) -> tuple[nn.Module, gadam.Gadam]:
         torch.manual_seed(seed)
         model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
@@ -68,7 +68,7 @@ def test_the_optimiser_may_be_loaded_before_the_model():
     same(fresh.average.model_state_dict(other), optimizer.average.model_state_dict(model))
 
 
-def test_buffers_that_were_none_or_are_new_are_undone():
+def test_applied_undoes_new_buffers_and_buffers_that_were_none():
     class Cached(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -91,7 +91,7 @@ def test_buffers_that_were_none_or_are_new_are_undone():
     assert "late" not in dict(model.named_buffers())
 
 
-def test_raw_state_dict_has_the_raw_statistics_too():
+def test_raw_state_dict_includes_the_raw_statistics():
     model = small_model()
     optimizer = gadam.Gadam(model.parameters(), 0.1, average=gadam.Averaging(start=1))
     fit(model, optimizer, 4)
@@ -101,7 +101,7 @@ def test_raw_state_dict_has_the_raw_statistics_too():
         same(dict(optimizer.average.raw_state_dict(model)), dict(before))
 
 
-def test_nothing_is_copied_while_applied():
+def test_an_optimizer_cannot_be_copied_while_applied():
     params = parameters()
     optimizer = gadam.Gadam(params, average=gadam.Averaging(start=1))
     train(optimizer, params, 2)
@@ -113,7 +113,7 @@ def test_nothing_is_copied_while_applied():
     copy.deepcopy(optimizer)
 
 
-def test_what_a_post_hook_leaves_is_what_is_sampled():
+def test_samples_are_taken_after_post_hooks():
     params = parameters()
     optimizer = gadam.Gadam(params, 0.5, average=gadam.Averaging(start=1))
 
@@ -127,7 +127,7 @@ def test_what_a_post_hook_leaves_is_what_is_sampled():
         assert params[0].abs().max() <= 0.1
 
 
-def test_collecting_in_inference_mode():
+def test_update_in_inference_mode():
     params = parameters()
     optimizer = gadam.Gadam(params)
     with torch.inference_mode():
@@ -137,7 +137,7 @@ def test_collecting_in_inference_mode():
     assert optimizer.average.count == 3
 
 
-def test_averages_of_one_optimiser_do_not_get_into_each_others_way():
+def test_averages_of_one_optimizer_do_not_interfere():
     params = parameters()
     sgd = torch.optim.SGD(params, lr=0.1)
     one, other = (gadam.IterateAverage(sgd, gadam.Averaging(start=1)) for _ in range(2))
@@ -150,7 +150,7 @@ def test_averages_of_one_optimiser_do_not_get_into_each_others_way():
                 pass
 
 
-def test_model_state_dict_of_a_model_it_cannot_serve():
+def test_model_state_dict_rejects_unsuitable_models():
     model = nn.Linear(3, 2)
     optimizer = gadam.Gadam(model.parameters(), average=gadam.Averaging(start=1))
     model(torch.randn(4, 3)).square().mean().backward()
@@ -164,7 +164,7 @@ def test_model_state_dict_of_a_model_it_cannot_serve():
         optimizer.average.model_state_dict(model)
 
 
-def test_remove_ends_the_listening():
+def test_remove_stops_sampling():
     params = parameters()
     sgd = torch.optim.SGD(params, lr=0.1)
     average = gadam.IterateAverage(sgd, gadam.Averaging(start=1))

@@ -1,4 +1,4 @@
-"""The running average: sampling, applying, adopting, saving."""
+"""The running average: sampling, applying, copying, saving."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_is_the_mean_of_the_iterates(row, foreach):
         torch.testing.assert_close([p.detach() for p in params], expected, rtol=1e-13, atol=1e-13)
 
 
-def test_start_none_does_nothing_until_told():
+def test_start_none_does_nothing_by_itself():
     params = parameters()
     optimizer = gadam.Gadam(params)
     train(optimizer, params, 3)
@@ -52,7 +52,7 @@ def test_begin_samples_from_the_next_step_on():
     optimizer.average.begin()
     assert (optimizer.average.phase, optimizer.average.count) == ("averaging", 0)
     iterates = train(optimizer, params, 4, first=4)
-    optimizer.average.begin()  # no effect: steps 4, 6, 8 stay the sampled ones
+    optimizer.average.begin()  # no effect: the sampled steps are still 4, 6, 8
     iterates += train(optimizer, params, 1, first=8)
     assert optimizer.average.count == 3
     with optimizer.average.applied():
@@ -60,7 +60,7 @@ def test_begin_samples_from_the_next_step_on():
         torch.testing.assert_close(params[0].detach(), expected)
 
 
-def test_collect_takes_one_sample_and_does_not_switch_sampling_on():
+def test_update_takes_one_sample_and_does_not_start_sampling():
     params = parameters(torch.float64)
     optimizer = gadam.GadamX(params)
     samples = []
@@ -73,7 +73,7 @@ def test_collect_takes_one_sample_and_does_not_switch_sampling_on():
         torch.testing.assert_close(params[0].detach(), torch.stack([s[0] for s in samples]).mean(0))
 
 
-def test_every_none_leaves_sampling_to_collect():
+def test_every_none_leaves_sampling_to_update():
     params = parameters()
     optimizer = gadam.Gadam(params, average=gadam.Averaging(start=2, every=None))
     train(optimizer, params, 5)
@@ -82,7 +82,7 @@ def test_every_none_leaves_sampling_to_collect():
     assert optimizer.average.count == 1
 
 
-def test_two_averages_on_one_optimiser():
+def test_two_averages_on_one_optimizer():
     params = parameters(torch.float64)
     sgd = torch.optim.SGD(params, lr=0.1)
     averages = [gadam.IterateAverage(sgd, gadam.Averaging(start=s)) for s in (1, 4)]
@@ -93,8 +93,8 @@ def test_two_averages_on_one_optimiser():
             torch.testing.assert_close(params[0].detach(), expected)
 
 
-def test_a_parameter_that_thaws_late_has_the_mean_of_the_whole_vector():
-    """Frozen, it was constant: the plain mean of the iterates counts it as such."""
+def test_a_parameter_unfrozen_late_counts_as_constant_before():
+    """The mean over all iterates includes the steps at which the parameter was frozen."""
     params = parameters(torch.float64)
     params[0].requires_grad_(False)
     optimizer = gadam.Gadam(params, average=gadam.Averaging(start=2))
@@ -137,7 +137,7 @@ def test_a_group_added_late_is_averaged_too():
         torch.testing.assert_close(params[4].detach(), expected)
 
 
-def test_lbfgs_whose_gradients_come_from_its_closure():
+def test_lbfgs_with_gradients_from_its_closure():
     p = nn.Parameter(torch.tensor([3.0, -2.0], dtype=torch.float64))
     lbfgs = torch.optim.LBFGS([p], lr=0.1, max_iter=1)
     average = gadam.IterateAverage(lbfgs, gadam.Averaging(start=2))
@@ -160,7 +160,7 @@ def test_lbfgs_whose_gradients_come_from_its_closure():
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-def test_applied_gives_the_raw_weights_back_to_the_bit(dtype):
+def test_applied_restores_the_raw_weights_bit_for_bit(dtype):
     params = parameters(dtype)
     optimizer = gadam.Gadam(params, 0.3, average=gadam.Averaging(start=2))
     train(optimizer, params, 6)
@@ -171,20 +171,20 @@ def test_applied_gives_the_raw_weights_back_to_the_bit(dtype):
     same([p.detach() for p in params], before)
 
 
-def test_applied_restores_weights_and_buffers_when_an_exception_passes():
+def test_applied_restores_weights_and_buffers_after_an_exception():
     model = small_model()
     optimizer = gadam.Gadam(model.parameters(), average=gadam.Averaging(start=1))
     fit(model, optimizer, 3)
     before = snapshot(model)
     with pytest.raises(KeyboardInterrupt), optimizer.average.applied(model, batchnorm=BATCHES):
-        model(BATCHES[0])  # in train mode: moves the running statistics
+        model(BATCHES[0])  # in train mode: updates the running statistics
         raise KeyboardInterrupt
     same(snapshot(model), before)
     with optimizer.average.applied(model):
         assert not torch.equal(model[0].weight, before["0.weight"])  # type: ignore[index]
 
 
-def test_applied_refreshes_statistics_at_the_average():
+def test_applied_refreshes_statistics_for_the_averaged_weights():
     model = small_model()
     optimizer = gadam.Gadam(model.parameters(), 0.1, average=gadam.Averaging(start=1))
     fit(model, optimizer, 5)
@@ -213,7 +213,7 @@ def test_applied_takes_a_callable_with_or_without_the_model():
     same(results[2], results[0])
 
 
-def test_the_optimisers_state_dict_is_the_same_inside():
+def test_the_optimizers_state_dict_is_the_same_inside_applied():
     params = parameters()
     optimizer = gadam.Gadam(params, average=gadam.Averaging(start=1))
     train(optimizer, params, 3)
@@ -222,7 +222,7 @@ def test_the_optimisers_state_dict_is_the_same_inside():
         same(optimizer.state_dict(), outside)
 
 
-def test_with_no_sample_it_is_the_raw_weights_said_once():
+def test_without_samples_applied_uses_raw_weights_and_warns_once():
     model = small_model()
     optimizer = gadam.Gadam(model.parameters(), average=gadam.Averaging(start=100))
     fit(model, optimizer, 1)
@@ -240,7 +240,7 @@ def test_with_no_sample_it_is_the_raw_weights_said_once():
     same(snapshot(model), before)
 
 
-def test_a_trigger_may_ask_for_the_metric_before_there_is_a_sample(recwarn):
+def test_a_trigger_suppresses_the_warning_about_missing_samples(recwarn):
     optimizer = gadam.Gadam(parameters(), average=gadam.Averaging(start=gadam.Plateau()))
     with optimizer.average.applied():
         pass
@@ -248,7 +248,7 @@ def test_a_trigger_may_ask_for_the_metric_before_there_is_a_sample(recwarn):
 
 
 @averaging_row
-def test_stepping_nesting_and_collecting_inside_are_errors(row):
+def test_step_nesting_and_update_raise_inside_applied(row):
     params = parameters()
     optimizer = row(params, average=gadam.Averaging(start=1))
     iterates = train(optimizer, params, 3)
@@ -266,7 +266,7 @@ def test_stepping_nesting_and_collecting_inside_are_errors(row):
     assert optimizer.average.count == 3
 
 
-def test_batchnorm_without_the_model_is_an_error():
+def test_batchnorm_requires_the_model():
     optimizer = gadam.Gadam(parameters(), average=gadam.Averaging(start=1))
     with pytest.raises(ValueError, match="pass model="), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -295,7 +295,7 @@ def test_applied_costs_one_copy_of_the_parameters():
     assert storage_bytes() - before <= 100
 
 
-def test_adopt_is_for_good():
+def test_copy_to_is_permanent():
     model = small_model()
     optimizer = gadam.Gadam(model.parameters(), 0.1, average=gadam.Averaging(start=1))
     fit(model, optimizer, 4)
@@ -303,10 +303,10 @@ def test_adopt_is_for_good():
         expected = snapshot(model)
     optimizer.average.copy_to(model, batchnorm=BATCHES)
     same(snapshot(model), expected)
-    fit(model, optimizer, 1)  # and training may go on from there
+    fit(model, optimizer, 1)  # training can continue
 
 
-def test_adopt_that_fails_midway_changes_nothing():
+def test_copy_to_that_fails_midway_changes_nothing():
     model = small_model()
     optimizer = gadam.Gadam(model.parameters(), 0.1, average=gadam.Averaging(start=1))
     fit(model, optimizer, 4)
@@ -314,15 +314,15 @@ def test_adopt_that_fails_midway_changes_nothing():
 
     def broken():
         yield BATCHES[0]
-        raise OSError("the disk is gone")
+        raise OSError("disk failure")
 
-    with pytest.raises(OSError, match="the disk is gone"):
+    with pytest.raises(OSError, match="disk failure"):
         optimizer.average.copy_to(model, batchnorm=broken())
     same(snapshot(model), before)
     fit(model, optimizer, 1)
 
 
-def test_model_state_dict_is_the_averaged_model_and_touches_nothing():
+def test_model_state_dict_holds_the_average_and_changes_nothing():
     model = small_model()
     optimizer = gadam.Gadam(model.parameters(), 0.1, average=gadam.Averaging(start=1))
     fit(model, optimizer, 4)
@@ -333,9 +333,9 @@ def test_model_state_dict_is_the_averaged_model_and_touches_nothing():
         same(averaged, snapshot(model))
         same(optimizer.average.raw_state_dict(model), before)
     same(optimizer.average.raw_state_dict(model), before)
-    kept = copy.deepcopy(averaged)
+    before = copy.deepcopy(averaged)
     fit(model, optimizer, 2)
-    same(averaged, kept)  # on memory of its own
+    same(averaged, before)  # it has its own memory
     small_model().load_state_dict(averaged)
 
 
@@ -366,7 +366,7 @@ def test_tied_weights():
 
 @pytest.mark.parametrize("weighting", [gadam.Mean(), gadam.EMA(0.9), gadam.Window(3)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_foreign_optimisers_average_saves_and_resumes(weighting, dtype):
+def test_an_average_of_a_torch_optimizer_saves_and_resumes(weighting, dtype):
     plan = gadam.Averaging(start=3, every=2, weighting=weighting)
     runs = []
     for resume in (False, True):
@@ -393,16 +393,16 @@ def test_a_foreign_optimisers_average_saves_and_resumes(weighting, dtype):
     assert runs[0][0]["state"][0].popitem()[1].dtype == torch.float32
 
 
-def test_state_dicts_do_not_share_memory_with_what_they_were_loaded_into():
+def test_loading_copies_the_state_dict():
     params = parameters()
     optimizer = gadam.Gadam(params, average=gadam.Averaging(start=1))
     train(optimizer, params, 2)
     saved = copy.deepcopy(optimizer.state_dict())
-    kept = copy.deepcopy(saved["state"][0]["average"])
+    before = copy.deepcopy(saved["state"][0]["average"])
     other = gadam.Gadam(parameters(), average=gadam.Averaging(start=1))
     other.load_state_dict(saved)
     train(other, other.param_groups[0]["params"], 2)
-    same(saved["state"][0]["average"], kept)
+    same(saved["state"][0]["average"], before)
 
 
 def test_a_state_dict_is_a_snapshot_of_the_progress():
@@ -415,7 +415,7 @@ def test_a_state_dict_is_a_snapshot_of_the_progress():
 
 
 @pytest.mark.parametrize(
-    ("damage", "sentence"),
+    ("damage", "message"),
     [
         (lambda s: s.pop("progress"), "not the state of an iterate average"),
         (lambda s: s["progress"].pop("phase"), "not the state of an iterate average"),
@@ -428,7 +428,7 @@ def test_a_state_dict_is_a_snapshot_of_the_progress():
         (lambda s: s["state"].clear(), "their mean was not restored"),
     ],
 )
-def test_a_damaged_state_is_refused_before_anything_changes(damage, sentence):
+def test_a_damaged_state_is_rejected_before_anything_changes(damage, message):
     params = parameters()
     sgd = torch.optim.SGD(params, lr=0.1)
     average = gadam.IterateAverage(sgd, gadam.Averaging(start=1))
@@ -436,12 +436,12 @@ def test_a_damaged_state_is_refused_before_anything_changes(damage, sentence):
     saved = copy.deepcopy(average.state_dict())
     before = copy.deepcopy(saved)
     damage(saved)
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises(ValueError, match=message):
         average.load_state_dict(saved)
     same(average.state_dict(), before)
 
 
-def test_a_state_of_another_trigger_is_refused_and_of_none_accepted():
+def test_the_state_of_another_trigger_is_rejected_but_of_none_accepted():
     def make(start):
         return gadam.Gadam(parameters(), average=gadam.Averaging(start=start))
 
@@ -452,7 +452,7 @@ def test_a_state_of_another_trigger_is_refused_and_of_none_accepted():
     make(gadam.Plateau(2)).load_state_dict(copy.deepcopy(make(None).state_dict()))
 
 
-def test_a_copied_average_listens_to_its_copied_optimiser():
+def test_a_copied_average_follows_its_copied_optimizer():
     params = parameters()
     sgd = torch.optim.SGD(params, lr=0.1)
     average = gadam.IterateAverage(sgd, gadam.Averaging(start=1))
@@ -465,13 +465,13 @@ def test_a_copied_average_listens_to_its_copied_optimiser():
         copy.deepcopy(average)
 
 
-def test_only_a_torch_optimiser_can_be_averaged():
+def test_only_torch_optimizers_can_be_averaged():
     with pytest.raises(TypeError, match="needs a torch optimizer, not Linear"):
         gadam.IterateAverage(nn.Linear(2, 2))  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"must be a gadam\.Averaging"):
         gadam.IterateAverage(torch.optim.SGD(parameters(), 0.1), 3)  # type: ignore[arg-type]
 
 
-def test_repr_tells_how_far_it_has_come():
+def test_repr_shows_the_progress():
     optimizer = BY_NAME["Gadam"](parameters(), average=gadam.Averaging(start=7))
     assert "phase='waiting', count=0" in repr(optimizer.average)

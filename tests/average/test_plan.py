@@ -1,4 +1,4 @@
-"""Plans, weights and triggers, each against a plain model of what it should do."""
+"""Plans, weightings and triggers, each compared with a simple model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from oracle import ema, mean, sampled_steps, window
 
 
 @pytest.mark.parametrize(
-    ("make", "sentence"),
+    ("make", "message"),
     [
         (lambda: gadam.Averaging(start=-1), "Invalid start: -1"),
         (lambda: gadam.Averaging(start=6e4), "Invalid start: 60000.0"),  # type: ignore[arg-type]
@@ -35,8 +35,8 @@ from oracle import ema, mean, sampled_steps, window
         (lambda: gadam.NonMonotone(interval=0), "Invalid interval: 0"),
     ],
 )
-def test_bad_plans_are_refused_in_a_sentence(make, sentence):
-    with pytest.raises(ValueError, match=sentence):
+def test_invalid_plans_are_rejected(make, message):
+    with pytest.raises(ValueError, match=message):
         make()
 
 
@@ -64,7 +64,7 @@ def test_samples_the_right_steps_with_the_right_weights(start, every, total, wei
     sgd = torch.optim.SGD([p], lr=1.0)
     average = gadam.IterateAverage(sgd, gadam.Averaging(start, every, weighting))
     for x in iterates[:total]:
-        p.grad = p.detach() - x  # one step of SGD at rate 1 lands on x
+        p.grad = p.detach() - x  # one step of SGD with lr = 1 ends at x
         sgd.step()
     samples = [iterates[t - 1] for t in sampled_steps(total, start, every)]
     assert average.count == len(samples)
@@ -83,10 +83,10 @@ def test_samples_the_right_steps_with_the_right_weights(start, every, total, wei
 
 @given(st.floats(1e-6, 1 - 1e-6), st.integers(1, 10_000))
 def test_ema_weights_sum_to_one(decay, count):
-    """The newest weight c_n and the kept share 1 - c_n reproduce ρ^(n-i) / Σρ^j."""
-    newest = gadam.EMA(decay).weight(count)
+    """The weights c_n and 1 - c_n reproduce ρ^(n-i) / Σρ^j."""
+    weight = gadam.EMA(decay).weight(count)
     total = count if decay == 1 else (1 - decay**count) / (1 - decay)
-    assert newest == pytest.approx(1 / total, rel=1e-6)
+    assert weight == pytest.approx(1 / total, rel=1e-6)
     assert gadam.EMA(decay).weight(1) == 1.0
 
 
@@ -96,7 +96,7 @@ METRICS = st.lists(st.sampled_from([0.0, 1.0, 2.0, 3.0, 4.0, math.nan]), max_siz
 
 
 def observe_all(trigger: Any, metrics: list[float]) -> list[str]:
-    """The phase after each observation."""
+    """Return the phase after each observation."""
     sgd = torch.optim.SGD(parameters(), lr=0.1)
     average = gadam.IterateAverage(sgd, gadam.Averaging(start=trigger))
     phases: list[str] = []
@@ -108,13 +108,13 @@ def observe_all(trigger: Any, metrics: list[float]) -> list[str]:
 
 
 @given(METRICS, st.integers(1, 4), st.sampled_from(["max", "min"]))
-def test_plateau_against_a_plain_model(metrics, patience, mode):
+def test_plateau_equals_a_simple_model(metrics, patience, mode):
     sign = 1 if mode == "max" else -1
     expected, phase, history = [], "waiting", []
     for metric in metrics:
         if phase != "finished":
             history.append(sign * metric)
-            # observations since the (first) best one
+            # observations since the first best one
             ranked = [-math.inf if math.isnan(x) else x for x in history]
             best = max(ranked)
             since = len(ranked) - 1 - ranked.index(best) if best > -math.inf else len(ranked)
@@ -130,7 +130,7 @@ def test_plateau_against_a_plain_model(metrics, patience, mode):
     st.integers(1, 6),
     st.sampled_from(["max", "min"]),
 )
-def test_non_monotone_against_the_rule_of_nt_asgd(metrics, interval, mode):
+def test_non_monotone_equals_the_rule_of_nt_asgd(metrics, interval, mode):
     sign = 1 if mode == "min" else -1
     history: list[float] = []
     expected, phase = [], "waiting"
@@ -143,7 +143,7 @@ def test_non_monotone_against_the_rule_of_nt_asgd(metrics, interval, mode):
     assert observe_all(gadam.NonMonotone(interval, mode), metrics) == expected
 
 
-def test_plateau_begins_stops_and_samples_from_the_next_step_on():
+def test_plateau_starts_samples_at_the_next_step_and_stops():
     params = parameters()
     optimizer = gadam.Gadam(params, average=gadam.Averaging(start=gadam.Plateau(2)))
     average = optimizer.average
@@ -155,7 +155,7 @@ def test_plateau_begins_stops_and_samples_from_the_next_step_on():
     assert (average.phase, average.count) == ("averaging", 0)
     train(optimizer, params, 4, first=4)
     assert average.count == 4
-    assert not average.observe(0.1)  # the best is forgotten: 0.1 is the first of the average
+    assert not average.observe(0.1)  # the old best is forgotten: 0.1 is a new best
     assert not average.observe(0.05)
     assert average.observe(0.1)
     assert average.phase == "finished"
@@ -171,7 +171,7 @@ def test_non_monotone_never_stops():
     assert phases[-1] == "averaging"
 
 
-def test_a_plan_without_trigger_listens_to_nobody():
+def test_a_plan_without_trigger_ignores_metrics():
     sgd = torch.optim.SGD(parameters(), lr=0.1)
     average = gadam.IterateAverage(sgd, gadam.Averaging(start=3))
     assert not any(average.observe(0.0) for _ in range(50))

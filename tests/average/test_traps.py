@@ -1,4 +1,4 @@
-"""The traps that other libraries fell into, each with the naive version beside it."""
+"""Known pitfalls of other libraries, each next to the naive version that fails."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from contract import parameters, same, set_gradients, train
 
 
 @pytest.mark.parametrize("plan", [{}, {"dtype": torch.float64}, {"device": "cpu"}], ids=str)
-def test_the_averages_type_survives_loading(plan):
+def test_loading_preserves_the_averages_dtype(plan):
     params = parameters(torch.bfloat16)
     optimizer = gadam.Gadam(params, 0.1, average=gadam.Averaging(start=1, **plan))
     train(optimizer, params, 5)
@@ -40,8 +40,8 @@ def test_the_averages_type_survives_loading(plan):
     assert naive.state[naive.param_groups[0]["params"][0]]["average"].dtype == torch.bfloat16
 
 
-def test_an_average_kept_elsewhere_comes_back_there():
-    """The meta device stands in for an accelerator's host memory: "elsewhere" is all that counts."""
+def test_loading_preserves_the_averages_device():
+    """The meta device stands in for the host of an accelerator: it only has to be another one."""
     plan = gadam.Averaging(start=100, device="meta")
     params = parameters()
     optimizer = gadam.Gadam(params, average=plan)
@@ -51,10 +51,10 @@ def test_an_average_kept_elsewhere_comes_back_there():
     assert optimizer.state[params[0]]["average"].device.type == "meta"
 
 
-# 2. State written before the first step defeats lazy initialisation
+# 2. State written before the first step defeats lazy initialization
 
 
-def test_collecting_before_the_first_step_does_not_break_it():
+def test_update_before_the_first_step():
     params = parameters()
     optimizer = gadam.Gadam(params)
     optimizer.average.update()
@@ -70,7 +70,7 @@ def test_collecting_before_the_first_step_does_not_break_it():
 
 
 @pytest.mark.parametrize("inner", [torch.optim.AdamW, torch.optim.SGD, torch.optim.RMSprop])
-def test_lookahead_lets_the_inner_optimiser_initialise(inner):
+def test_lookahead_lets_the_inner_optimizer_initialize_its_state(inner):
     params = parameters()
     optimizer = gadam.Lookahead(inner(params, lr=0.01), k=2)
     set_gradients(params, 1)
@@ -84,10 +84,10 @@ def test_lookahead_lets_the_inner_optimiser_initialise(inner):
     assert not torch.equal(slow, start)
 
 
-# 3. State must be tensors only, groups must load under weights_only (see test_contract too)
+# 3. State must hold only tensors, and groups must load with weights_only (see test_contract too)
 
 
-def test_everything_saved_is_a_tensor_or_a_plain_value():
+def test_a_state_dict_holds_only_tensors_and_plain_values():
     params = parameters()
     optimizer = gadam.Gadam(params, average=gadam.Averaging(start=gadam.Plateau(3)))
     train(optimizer, params, 2)
@@ -99,11 +99,11 @@ def test_everything_saved_is_a_tensor_or_a_plain_value():
     torch.load(file, weights_only=True)
 
 
-# 4. GradScaler steps an optimiser that handles scaling itself even where it found an inf
+# 4. GradScaler calls step() on optimizers that handle scaling, even after it found an inf
 
 
 @pytest.mark.parametrize("fused", [False, True])
-def test_a_step_that_gradscaler_skips_neither_counts_nor_enters(fused):
+def test_a_step_skipped_by_gradscaler_neither_counts_nor_enters(fused):
     params = parameters()
     optimizer = gadam.Gadam(params, 0.1, average=gadam.Averaging(start=2), fused=fused)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
@@ -122,8 +122,8 @@ def test_a_step_that_gradscaler_skips_neither_counts_nor_enters(fused):
             iterates.append([p.detach().clone() for p in params])
     average = optimizer.average
     assert optimizer.state[params[0]]["step"] == 4
-    assert average.count == 3  # steps 2, 3 and 4 of those that were taken
-    assert average.skipped == (2 if fused else 0)  # else GradScaler does not even call step()
+    assert average.count == 3  # steps 2, 3 and 4 of those that were not skipped
+    assert average.skipped == (2 if fused else 0)  # otherwise GradScaler does not call step()
     with average.applied():
         torch.testing.assert_close(
             params[0].detach(), torch.stack([i[0] for i in iterates[1:]]).mean(0)
@@ -142,7 +142,7 @@ def test_lookahead_does_not_count_a_skipped_step():
 
 
 @pytest.mark.parametrize("weighting", [gadam.Mean(), gadam.Window(2)], ids=str)
-def test_a_step_that_is_not_finite_does_not_enter(weighting):
+def test_iterates_that_are_not_finite_do_not_enter(weighting):
     p = nn.Parameter(torch.zeros(3))
     sgd = torch.optim.SGD([p], lr=1.0)
     average = gadam.IterateAverage(sgd, gadam.Averaging(start=1, weighting=weighting))
@@ -160,11 +160,11 @@ def test_a_step_that_is_not_finite_does_not_enter(weighting):
     assert (average.count, average.skipped) == (3, 3)
 
 
-# 5. Distributed checkpoints create state by a step with lr = 0 and zero gradients
+# 5. Distributed checkpoints create state with a step at lr = 0 and zero gradients
 
 
 @pytest.mark.parametrize("make", [gadam.Gadam, torch.optim.SGD])
-def test_a_rehearsal_step_is_no_step(make):
+def test_a_dry_run_does_not_count_as_a_step(make):
     torch.manual_seed(0)
     model = nn.Linear(3, 2)
     plan = gadam.Averaging(start=1)
@@ -185,8 +185,8 @@ def test_a_rehearsal_step_is_no_step(make):
     assert lookahead.param_groups[0]["lookahead_steps"] == 1
 
 
-def test_a_first_step_with_lr_zero_and_a_gradient_is_a_step():
-    """Warm-up from 0 is training."""
+def test_a_first_step_with_lr_zero_and_gradients_counts():
+    """Warm-up from lr = 0 is training."""
     params = parameters()
     optimizer = gadam.Gadam(params, lr=0.0, average=gadam.Averaging(start=1))
     train(optimizer, params, 1)
@@ -197,7 +197,7 @@ def test_a_first_step_with_lr_zero_and_a_gradient_is_a_step():
 
 
 def test_a_round_trip_before_training_changes_nothing():
-    """What accelerate does in its optimiser's constructor."""
+    """The library accelerate does this in the constructor of its optimizer."""
     params, others = parameters(), parameters()
     plan = gadam.Averaging(start=2)
     optimizer, wrapped = gadam.Gadam(params, average=plan), gadam.Gadam(others, average=plan)
@@ -207,7 +207,7 @@ def test_a_round_trip_before_training_changes_nothing():
     same(wrapped.state_dict(), optimizer.state_dict())
 
 
-def test_a_checkpoint_written_while_swapped_in_resumes_to_the_bit():
+def test_a_checkpoint_written_inside_applied_resumes_bitwise():
     straight, params, resumed = parameters(), parameters(), parameters()
     plan = gadam.Averaging(start=2)
     whole = gadam.Gadam(straight, average=plan)
@@ -233,10 +233,10 @@ def test_a_checkpoint_written_while_swapped_in_resumes_to_the_bit():
 
 class _CannotBeCopied(nn.Linear):
     def __deepcopy__(self, memo: Any) -> None:
-        raise RuntimeError("this module cannot be copied")
+        raise RuntimeError("This module cannot be copied.")
 
 
-def test_no_deepcopy_of_the_model():
+def test_the_model_is_not_copied():
     model = _CannotBeCopied(3, 2)
     with pytest.raises(RuntimeError, match="cannot be copied"):
         AveragedModel(model)
@@ -273,7 +273,7 @@ def test_dict_batches_and_momentum():
     torch.testing.assert_close(model.norm.running_mean, pooled.mean(0))
 
 
-# 9. Averages in bfloat16 stand still
+# 9. Averages in bfloat16 stop moving
 
 
 def test_averages_of_bfloat16_weights_keep_moving():
@@ -291,13 +291,13 @@ def test_averages_of_bfloat16_weights_keep_moving():
         sgd.step()
         naive.lerp_(p.detach(), 0.001)
     assert torch.equal(naive, torch.ones_like(naive))
-    # half of the (debiased) weight: ρ^1000 / (1 + ρ^1000) of the first value
+    # the first value has the debiased weight ρ^1000 / (1 + ρ^1000)
     share = 0.999**1000 / (1 + 0.999**1000)
     with average.applied():
         assert p[0].item() == pytest.approx(share * 1.0 + (1 - share) * 1.5, rel=1e-2)
 
 
-# 11. A distributed checkpoint restores only the keys that the fresh optimiser has
+# 11. A distributed checkpoint restores only the keys that the new optimizer already has
 
 
 def _trained(plan: gadam.Averaging | None, steps: int = 4) -> tuple[nn.Module, gadam.Gadam]:
@@ -341,7 +341,7 @@ def test_a_distributed_checkpoint_restores_the_average(tmp_path, plan, flatten):
     same(fresh.state_dict(), optimizer.state_dict())
 
 
-def test_an_average_that_was_not_restored_is_not_lost_in_silence(tmp_path):
+def test_an_average_that_was_not_restored_raises(tmp_path):
     import torch.distributed.checkpoint as dcp
 
     model, optimizer = _trained(None)
@@ -363,7 +363,7 @@ def test_an_average_that_was_not_restored_is_not_lost_in_silence(tmp_path):
             assert (fresh.average.count, fresh.average.phase) == (1, "waiting")
 
 
-def test_the_average_exists_from_the_first_step_on():
+def test_buffers_exist_from_the_first_step_on():
     _, optimizer = _trained(gadam.Averaging(start=1000), steps=1)
     assert all("average" in state for state in optimizer.state.values())
     sgd = torch.optim.SGD(parameters(), lr=0.1)

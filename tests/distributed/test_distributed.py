@@ -1,4 +1,4 @@
-"""DDP and FSDP2 with two processes on this machine (gloo)."""
+"""DDP and FSDP2 with two local processes (gloo)."""
 
 from __future__ import annotations
 
@@ -28,5 +28,5 @@ import workers
     ],
 )
 def test_two_processes(name, tmp_path):
-    # A failure in a process is raised here, with its traceback.
+    # spawn raises the error of a failed process here, with its traceback.
     mp.spawn(workers.launch, args=(2, str(tmp_path), name), nprocs=2)

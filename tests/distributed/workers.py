@@ -1,4 +1,4 @@
-"""What each of the processes of the distributed tests does."""
+"""The processes of the distributed tests."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ def launch(rank: int, world: int, folder: str, name: str) -> None:
         dist.barrier()
     finally:
         dist.destroy_process_group()
-    # What was to be seen has been. Taking the interpreter down beside gloo's threads aborts it now and then ("terminate
-    # called without an active exception", after the last line of Python).
+    # The test is over. Shutting the interpreter down next to gloo's threads sometimes aborts it
+    # ("terminate called without an active exception", after the last line of Python).
     sys.stdout.flush()
     os._exit(0)
 
 
 def network(batchnorm: bool = False) -> nn.Sequential:
-    """Layers whose sizes two processes cannot share evenly."""
+    """Return layers with sizes that two processes cannot share evenly."""
     torch.manual_seed(0)
     middle: nn.Module = nn.BatchNorm1d(7) if batchnorm else nn.Tanh()
     return nn.Sequential(nn.Linear(5, 7), middle, nn.Linear(7, 3), nn.Tanh(), nn.Linear(3, 1))
 
 
 def data(step: int, rank: int | None = None) -> torch.Tensor:
-    """The batch of a step: of one process, or of all of them."""
+    """Return the batch of a step, for one process or for all of them."""
     whole = torch.randn(8, 5, generator=torch.Generator().manual_seed(step))
     return whole if rank is None else whole.chunk(dist.get_world_size())[rank]
 
@@ -91,7 +91,7 @@ def fsdp_equals_one_process(rank: int, folder: Path) -> None:
             assert average.placements == p.placements  # type: ignore[attr-defined]
             assert average.to_local().shape == p.to_local().shape  # type: ignore[attr-defined]
 
-        # inside: the average; outside: the raw bits, and forwards that see each of them
+        # The average inside, the raw bits outside, and forward passes that see them
         before = [p.to_local().clone() for p in model.parameters()]  # type: ignore[attr-defined]
         probe = data(99)
         with torch.no_grad():
@@ -116,7 +116,7 @@ def fsdp_equals_one_process(rank: int, folder: Path) -> None:
 
 
 def fsdp_gathers_nothing(rank: int, folder: Path) -> None:
-    """A step with a sample communicates one number to agree that it is finite, nothing else."""
+    """A step with a sample reduces one number, to agree that it is finite, and nothing else."""
     from torch.distributed.tensor.debug import CommDebugMode
 
     model, optimizer = sharded(gadam.Averaging(start=1, every=2))
@@ -131,7 +131,7 @@ def fsdp_gathers_nothing(rank: int, folder: Path) -> None:
 
 
 def fsdp_agrees_on_what_is_finite(rank: int, folder: Path) -> None:
-    """A NaN in one process's shard keeps the sample out of every process's average."""
+    """A NaN in the shard of one process keeps the sample out of all averages."""
     model, optimizer = sharded(gadam.Averaging(start=1))
     fit(model, optimizer, range(2), rank)
     weight = next(iter(model.parameters()))
@@ -174,7 +174,7 @@ def fsdp_checkpoint(rank: int, folder: Path) -> None:
 
 
 def fsdp_swa(rank: int, folder: Path) -> None:
-    """IterateAverage on a foreign optimiser, with a distributed checkpoint of its own state."""
+    """IterateAverage on a torch optimizer, with a distributed checkpoint of its own state."""
     import torch.distributed.checkpoint as dcp
     from torch.distributed.fsdp import fully_shard
 
@@ -198,7 +198,7 @@ def fsdp_swa(rank: int, folder: Path) -> None:
 
 
 def ddp_batchnorm(rank: int, folder: Path) -> None:
-    """Ranks that saw different data, and different numbers of batches, end equal and right."""
+    """Ranks with different data and numbers of batches end with the same, correct statistics."""
     from torch.nn.parallel import DistributedDataParallel
 
     batches = [torch.randn(6, 5, generator=torch.Generator().manual_seed(i)) for i in range(5)]
@@ -243,11 +243,11 @@ def ddp_training(rank: int, folder: Path) -> None:
 
 
 def fsdp_warm_up_from_zero(rank: int, folder: Path) -> None:
-    """A first step with lr = 0 counts everywhere, even where a process holds no gradient at all."""
+    """A first step with lr = 0 counts in every process, even in one without gradients."""
     from torch.distributed.fsdp import fully_shard
 
     torch.manual_seed(0)
-    model = nn.Linear(5, 1, bias=False)  # one row: the second process has none
+    model = nn.Linear(5, 1, bias=False)  # one row: the second process has no shard
     fully_shard(model)
     inner = gadam.Gadam(model.parameters(), lr=0.1, average=gadam.Averaging(start=2))
     optimizer = gadam.Lookahead(inner)

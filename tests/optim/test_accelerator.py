@@ -1,4 +1,4 @@
-"""The Triton kernel, under Triton's interpreter where Triton is installed."""
+"""The Triton kernel, under Triton's interpreter if Triton is installed."""
 
 from __future__ import annotations
 
@@ -22,6 +22,6 @@ def test_equals_the_reference_under_the_interpreter():
     assert "64 combinations equal the reference" in done.stdout
 
 
-def test_serves_nothing_on_the_cpu():
+def test_supports_nothing_on_the_cpu():
     assert not accelerator.supports([torch.zeros(2)])
     assert "torch's fused Adam" in accelerator.describe()

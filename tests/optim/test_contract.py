@@ -1,4 +1,4 @@
-"""Promises that every optimiser keeps: what torch.optim asks of its own."""
+"""The contract of every optimizer: what torch.optim requires of its own."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ each_info = pytest.mark.parametrize("info", INFOS, ids=lambda info: info.optim_c
 
 
 @each_info
-def test_refuses_what_torchs_adam_refuses(info):
+def test_rejects_what_torchs_adam_rejects(info):
     inputs = info.optim_error_inputs_func("cpu", torch.float32)
     assert len(inputs) > 5
     for error_input in inputs:
@@ -53,7 +53,7 @@ def test_refuses_what_torchs_adam_refuses(info):
 
 
 @pytest.mark.parametrize(
-    ("kwargs", "error", "sentence"),
+    ("kwargs", "error", "message"),
     [
         ({"partial": 0.6}, ValueError, "Invalid partial value: 0.6"),
         ({"partial": -0.1}, ValueError, "Invalid partial value: -0.1"),
@@ -69,23 +69,23 @@ def test_refuses_what_torchs_adam_refuses(info):
         ),
     ],
 )
-def test_refuses_bad_arguments(kwargs, error, sentence):
-    with pytest.raises(error, match=sentence):
+def test_rejects_invalid_arguments(kwargs, error, message):
+    with pytest.raises(error, match=message):
         gadam.Padam(parameters(), **{"partial": 0.5, **kwargs})
 
 
 @pytest.mark.parametrize("option", [{"partial": 3.0}, {"form": "xx"}])
-def test_refuses_bad_options_of_a_group(option):
+def test_rejects_invalid_options_of_a_group(option):
     with pytest.raises(ValueError, match=f"Invalid {next(iter(option))}"):
         gadam.Padam([{"params": parameters(), **option}])
 
 
-def test_fused_says_what_it_has_no_kernel_for(monkeypatch):
+def test_fused_reports_what_it_has_no_kernel_for(monkeypatch):
     optimizer = gadam.Gadam([torch.nn.Parameter(torch.randn(2, dtype=torch.complex64))], fused=True)
     optimizer.param_groups[0]["params"][0].grad = torch.ones(2, dtype=torch.complex64)
     with pytest.raises(RuntimeError, match="requires all the params to be floating point"):
         optimizer.step()
-    # Where nothing was compiled there is torch's own kernel, which knows one of the updates.
+    # Without the compiled kernel, torch's own supports one of the updates.
     monkeypatch.setattr(gadam.optim.cpu, "_library", lambda: (None, "not built"))
     params = parameters()
     train(gadam.Gadam(params, fused=True), params, 2)
@@ -96,13 +96,13 @@ def test_fused_says_what_it_has_no_kernel_for(monkeypatch):
         train(gadam.Gadam(params, form="paper", fused=True), params, 1)
 
 
-def test_refuses_an_average_that_is_none():
+def test_rejects_an_average_that_is_not_a_plan():
     with pytest.raises(TypeError, match="Averaging"):
         gadam.Gadam(parameters(), average=100)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.name != "Lookahead-SGD"], ids=str)
-def test_sparse_gradients_are_refused_in_words(row):  # SGD takes them
+def test_sparse_gradients_are_rejected(row):  # SGD supports them
     p = torch.nn.Parameter(torch.randn(3, 2))
     p.grad = torch.randn(3, 2).to_sparse()
     with pytest.raises(RuntimeError, match="does not support sparse gradients"):
@@ -114,7 +114,7 @@ def test_sparse_gradients_are_refused_in_words(row):  # SGD takes them
 
 @each_info
 @pytest.mark.parametrize("foreach", [False, True])
-def test_goes_in_the_right_direction_with_every_configuration(info, foreach):
+def test_every_configuration_goes_in_the_right_direction(info, foreach):
     for optim_input in info.optim_inputs_func("cpu"):
         kwargs = {"lr": 1e-3, **optim_input.kwargs, "foreach": foreach}
         if torch.is_tensor(kwargs["lr"]) and foreach:
@@ -141,7 +141,7 @@ def test_goes_in_the_right_direction_with_every_configuration(info, foreach):
 
 
 @every_row
-def test_closure_is_run_with_gradients_and_its_loss_returned(row):
+def test_the_closure_runs_with_gradients_and_its_loss_is_returned(row):
     params = parameters()
     optimizer = row(params)
 
@@ -157,7 +157,7 @@ def test_closure_is_run_with_gradients_and_its_loss_returned(row):
 
 
 @every_row
-def test_gradients_are_never_written_to(row):
+def test_gradients_are_not_modified(row):
     params = parameters()
     optimizer = row(params)
     for flag in [{}] if not row.flags else [{"foreach": False}, {"foreach": True}]:
@@ -171,7 +171,7 @@ def test_gradients_are_never_written_to(row):
 
 @flagged_row
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_foreach_gives_the_loops_parameters_and_state(row, dtype):
+def test_foreach_equals_the_loop(row, dtype):
     loop, multi = parameters(dtype), parameters(dtype)
     optimizers = row(loop, foreach=False), row(multi, foreach=True)
     for optimizer, params in zip(optimizers, (loop, multi)):
@@ -186,7 +186,7 @@ def test_foreach_gives_the_loops_parameters_and_state(row, dtype):
 
 
 @flagged_row
-def test_maximize_mirrors_minimise(row):
+def test_maximize_mirrors_minimize(row):
     up, down = parameters(torch.float64), parameters(torch.float64)
     ascent, descent = row(up, maximize=True), row(down)
     for step in range(5):
@@ -200,7 +200,7 @@ def test_maximize_mirrors_minimise(row):
 
 @flagged_row
 @pytest.mark.parametrize("foreach", [False, True])
-def test_complex_parameters_are_pairs_of_real_ones(row, foreach):
+def test_complex_parameters_equal_pairs_of_real_ones(row, foreach):
     z = torch.nn.Parameter(torch.randn(5, 3, dtype=torch.complex128))
     pair = torch.nn.Parameter(torch.view_as_real(z).detach().clone())
     extra = {"average": gadam.Averaging(start=2)} if row.averages else {}
@@ -229,21 +229,21 @@ def test_tensor_lr_equals_the_number(row, shape):
 
 
 @every_row
-def test_a_parameter_without_gradient_is_left_alone_and_may_join_later(row):
+def test_a_parameter_without_gradient_does_not_change_and_may_join_later(row):
     params = parameters()
     optimizer = row(params)
-    kept = params[0].detach().clone()
+    before = params[0].detach().clone()
     for step in range(4):
         set_gradients(params, step)
         params[0].grad = None
         optimizer.step()
-    same(params[0].detach(), kept)
+    same(params[0].detach(), before)
     train(optimizer, params, 4)
-    assert not torch.equal(params[0], kept)
+    assert not torch.equal(params[0], before)
 
 
 @every_row
-def test_no_gradient_at_all_is_a_no_op(row):
+def test_a_step_without_any_gradient_is_a_no_op(row):
     params = parameters()
     before = [p.detach().clone() for p in params]
     row(params).step()
@@ -251,7 +251,7 @@ def test_no_gradient_at_all_is_a_no_op(row):
 
 
 @every_row
-def test_groups_have_their_own_rate_and_may_be_added(row):
+def test_groups_have_their_own_lr_and_may_be_added(row):
     params = parameters()
     extra = torch.nn.Parameter(torch.randn(3))
     optimizer = row(
@@ -297,7 +297,7 @@ def test_works_with_torchs_schedulers_and_prints(row):
 
 
 @every_row
-def test_state_dict_continues_to_the_bit(row):
+def test_state_dict_resumes_bitwise(row):
     extra = {"average": gadam.Averaging(start=3, every=2)} if row.averages else {}
     straight, resumed = parameters(), parameters()
     optimizer = row(straight, **extra)
@@ -335,7 +335,7 @@ def test_state_dict_survives_weights_only_loading(row):
 
 
 @flagged_row
-def test_loads_what_an_older_version_or_torch_saved(row):
+def test_loads_state_dicts_of_older_versions_and_of_torch(row):
     params = parameters()
     optimizer = row(params)
     train(optimizer, params, 2)
@@ -356,7 +356,7 @@ def test_loads_what_an_older_version_or_torch_saved(row):
 
 
 @every_row
-def test_a_wrong_state_dict_is_refused_before_anything_changes(row):
+def test_a_wrong_state_dict_is_rejected_before_anything_changes(row):
     params = parameters()
     optimizer = row(params)
     train(optimizer, params, 2)
@@ -373,7 +373,7 @@ def test_a_wrong_state_dict_is_refused_before_anything_changes(row):
 
 @every_row
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))])
-def test_copies_go_on_alone(row, duplicate):
+def test_copies_are_independent(row, duplicate):
     extra = {"average": gadam.Averaging(start=3)} if row.averages else {}
     params = parameters()
     optimizer = row(params, **extra)
@@ -416,7 +416,7 @@ def test_all_hooks_are_called(row):
 
 
 @every_row
-def test_state_dict_hooks_may_replace_it(row):
+def test_hooks_may_replace_the_state_dict(row):
     params = parameters()
     optimizer = row(params)
     train(optimizer, params, 2)
@@ -455,7 +455,7 @@ def test_compiled_step_equals_eager_and_is_compiled_once(row):
         graphs.append(counter.frame_count)
     torch.compiler.reset()
     assert graphs[0] > 0
-    assert graphs[-1] == graphs[0], "the average's progress must not be compiled in"
+    assert graphs[-1] == graphs[0], "the average's progress must not be part of the graph"
     torch.testing.assert_close(compiled, eager)
     if row.averages:
         assert optimizer.average.count == expected.average.count == 4

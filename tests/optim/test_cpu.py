@@ -1,4 +1,4 @@
-"""The compiled kernel against the reference, where it is fast and where it is odd."""
+"""The compiled kernel, compared with the reference in common and in unusual cases."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from contract import parameters, same, set_gradients, train
 from gadam.optim import cpu
 
 if not cpu.is_available():
-    pytest.skip(f"there is no CPU kernel here: {cpu.describe()}", allow_module_level=True)
+    pytest.skip(f"no CPU kernel: {cpu.describe()}", allow_module_level=True)
 
 
 # --------------------------------------------------------------------------------------- powers
@@ -41,8 +41,8 @@ def power(x: torch.Tensor, exponent: float) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("exponent", [-0.8, -0.5, -0.4, -0.25, -0.2, -0.125, -1e-3, -0.0])
-def test_power_is_good_to_three_ulp_over_all_floats(exponent):
-    """Every positive float32 of a fine grid over all exponents, subnormal ones included."""
+def test_power_is_accurate_to_three_ulp_over_all_floats(exponent):
+    """Check a fine grid over all positive float32 numbers, subnormal ones included."""
     bits = torch.arange(1, 0x7F800000, 1021, dtype=torch.int32)
     x = bits.view(torch.float32)
     exact = x.double().pow(exponent)
@@ -62,7 +62,7 @@ def test_power_in_float64(x, exponent):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_power_at_the_edges(dtype):
+def test_power_of_zero_infinity_and_nan(dtype):
     x = torch.tensor([0.0, math.inf, math.nan], dtype=dtype)
     assert power(x, -0.25).tolist()[:2] == [math.inf, 0.0]
     assert math.isnan(power(x, -0.25).tolist()[2])
@@ -70,8 +70,8 @@ def test_power_at_the_edges(dtype):
 
 
 @pytest.mark.parametrize("partial", [0.125, 0.2, 0.21])
-def test_the_step_divides_by_a_power_good_to_some_ulp(partial):
-    """The roots of p = 1/8 and 1/5 have code of their own, reached only through a step."""
+def test_the_step_divides_by_a_power_accurate_to_four_ulp(partial):
+    """The roots at p = 1/8 and p = 1/5 have their own code, which only a step reaches."""
     x = torch.arange(0x00800000, 0x7F000000, 4099, dtype=torch.int32).view(torch.float32)
     p = torch.nn.Parameter(torch.zeros_like(x))
     p.grad = torch.zeros_like(x)
@@ -98,7 +98,7 @@ FLOATS = st.one_of(
 )
 
 
-def both(
+def run_both(
     gradients: list[list[float]], dtype: torch.dtype, **kw: Any
 ) -> list[dict[str, torch.Tensor]]:
     results = []
@@ -127,11 +127,11 @@ def both(
 @example([[0.0] * 11], 0.125, "official", 0.0, False, True, False, 0.0, torch.float32, 0.9)
 @example([[1e-45] * 11] * 2, 0.2, "paper", 0.0, True, False, True, 0.1, torch.float32, 0.9)
 @example([[1e30] * 11] * 2, 0.125, "official", 1e-8, True, True, False, 0.1, torch.float32, 0.0)
-def test_equals_the_reference_wherever_one_looks(
+def test_equals_the_reference_for_any_gradients(
     gradients, partial, form, eps, amsgrad, decoupled, maximize, weight_decay, dtype, beta1
 ):
-    """To 1e-5 (float32) and 1e-12 (float64) relative, and NaN and infinities in the same places."""
-    reference, fused = both(
+    """The relative error is below 1e-5 (float32) or 1e-12 (float64), and NaN and inf match."""
+    reference, fused = run_both(
         gradients,
         dtype,
         lr=0.01,
@@ -147,8 +147,8 @@ def test_equals_the_reference_wherever_one_looks(
     tolerance = 1e-5 if dtype == torch.float32 else 1e-12
     for name, expected in reference.items():
         got = fused[name]
-        # A product that overflows in one order of factors may stay finite in another: compare
-        # where the reference is far from the largest number.
+        # A product that overflows in one order of its factors may be finite in another: compare
+        # only where the reference is far from the largest number.
         calm = (expected.abs() < torch.finfo(dtype).max / 1e6) | ~torch.isfinite(expected)
         calm &= ~(torch.isinf(got) & torch.isinf(expected)) | (got == expected)
         if name == "p":
@@ -166,32 +166,34 @@ def test_equals_the_reference_wherever_one_looks(
 @pytest.mark.parametrize("partial", [0.125, 0.2, 0.3, 0.5])
 @pytest.mark.parametrize("beta1", [0.0, 0.9])
 @pytest.mark.parametrize("amsgrad", [False, True])
-def test_a_step_leaves_the_processor_as_it_was(partial, beta1, amsgrad):
-    """A compiler that uses MMX registers would leave `long double` broken for the whole process."""
+def test_a_step_leaves_the_x87_unit_usable(partial, beta1, amsgrad):
+    """A compiler that uses MMX registers would break `long double` for the whole process."""
     numpy = pytest.importorskip("numpy")
-    both(
+    run_both(
         [[0.5, -2.0] * 100] * 3, torch.float32, partial=partial, betas=(beta1, 0.9), amsgrad=amsgrad
     )
-    both([[0.5, -2.0] * 100] * 3, torch.float32, partial=partial, form="paper", amsgrad=amsgrad)
+    run_both([[0.5, -2.0] * 100] * 3, torch.float32, partial=partial, form="paper", amsgrad=amsgrad)
     assert float(numpy.longdouble(-1) / numpy.longdouble(10)) == -0.1
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("partial", [0.125, 0.2, 0.5])
-def test_half_precision_equals_the_reference_to_a_rounding(dtype, partial):
+def test_half_precision_equals_the_reference_up_to_rounding(dtype, partial):
     torch.manual_seed(0)
     gradients = torch.randn(5, 200).tolist()
-    # Where the second moment does not underflow: the reference computes in half precision throughout.
+    # The reference computes in half precision, so avoid underflow of the second moment.
     safe: dict[str, Any] = {"betas": (0.9, 0.9), "eps": 1e-2}
-    reference, fused = both(gradients, dtype, lr=0.01, partial=partial, weight_decay=0.1, **safe)
+    reference, fused = run_both(
+        gradients, dtype, lr=0.01, partial=partial, weight_decay=0.1, **safe
+    )
     ulp = torch.finfo(dtype).eps
     for name in ("exp_avg", "exp_avg_sq", "p"):
         torch.testing.assert_close(fused[name], reference[name], rtol=4 * ulp, atol=4 * ulp)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_every_half_precision_number_goes_through_unchanged(dtype):
-    """Lr = 0, no decay: load and save must be each other's inverse, subnormal numbers included."""
+def test_every_half_precision_number_round_trips(dtype):
+    """With lr = 0 and no decay, save must invert load, for subnormal numbers too."""
     every = torch.arange(-32768, 32768, dtype=torch.int32).to(torch.int16).view(dtype)
     p = torch.nn.Parameter(every[torch.isfinite(every)].clone())
     before = p.detach().clone()
@@ -212,7 +214,7 @@ def test_half_precision_rounds_to_nearest_even(dtype):
     same(optimizer.state[p]["exp_avg_sq"], (g.float() * g.float()).to(dtype))
 
 
-def test_the_result_does_not_depend_on_the_number_of_threads():
+def test_results_do_not_depend_on_the_number_of_threads():
     shapes = [(100_000,), (3,), (50, 70), (1,), (0,), (33_333,)]
     results = []
     before = torch.get_num_threads()
@@ -253,7 +255,7 @@ def test_instruction_sets_agree(capability, tmp_path):
 
 
 def test_safe_after_fork():
-    """A forked child (a DataLoader's worker) has none of its parent's threads."""
+    """A forked child, such as a DataLoader's worker, has no threads of its parent."""
     params = [torch.nn.Parameter(torch.randn(100_000)) for _ in range(4)]
     before = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -275,7 +277,7 @@ def test_safe_after_fork():
         torch.set_num_threads(before)
 
 
-def test_autograd_is_told_that_the_weights_changed():
+def test_autograd_sees_that_the_weights_changed():
     w = torch.nn.Parameter(torch.ones(3))
     loss = (w * w).sum()
     w.grad = torch.ones(3)
@@ -303,7 +305,7 @@ def test_channels_last_and_mixed_types_in_one_group():
     torch.testing.assert_close(results[1][3], results[0][3], rtol=2e-2, atol=2e-2)
 
 
-def test_chosen_by_default_in_float32_and_not_in_float64():
+def test_is_the_default_in_float32_but_not_in_float64():
     for dtype, chosen in ((torch.float32, True), (torch.float64, False)):
         params = parameters(dtype)
         optimizer = gadam.GadamX(params)
@@ -311,7 +313,7 @@ def test_chosen_by_default_in_float32_and_not_in_float64():
         assert (optimizer._finite is not None) == chosen
 
 
-def test_backends_say_what_there_is(monkeypatch):
+def test_backends_describe_the_kernel(monkeypatch):
     assert "OpenMP" in gadam.backends()["cpu"] or "one thread" in gadam.backends()["cpu"]
     cpu._library.cache_clear()
     monkeypatch.setattr(cpu, "__file__", "/nowhere/optim/cpu.py")
@@ -320,11 +322,11 @@ def test_backends_say_what_there_is(monkeypatch):
     cpu._library.cache_clear()
 
 
-# ------------------------------------------------- the sample that is taken in by the next step
+# -------------------------------------------------------------------------- deferred samples
 
 
-def held_back(plan: gadam.Averaging | None = None, **kw: Any) -> tuple[list, gadam.Gadam, list]:
-    """After 20 steps in which nobody looked."""
+def deferred(plan: gadam.Averaging | None = None, **kw: Any) -> tuple[list, gadam.Gadam, list]:
+    """Return an optimizer after 20 steps in which nothing read its average."""
     params = parameters()
     optimizer = gadam.Gadam(
         params, 0.05, average=plan or gadam.Averaging(start=3), fused=True, **kw
@@ -335,21 +337,21 @@ def held_back(plan: gadam.Averaging | None = None, **kw: Any) -> tuple[list, gad
 
 
 @pytest.mark.parametrize("weighting", [gadam.Mean(), gadam.EMA(0.8)], ids=str)
-def test_holding_back_gives_the_bits_of_sampling_at_once(weighting):
+def test_deferred_sampling_equals_immediate_sampling_bitwise(weighting):
     plan = gadam.Averaging(start=3, weighting=weighting)
-    _, optimizer, _ = held_back(plan)
+    _, optimizer, _ = deferred(plan)
     eager = parameters()
     other = gadam.Gadam(eager, 0.05, average=plan, fused=True)
     for step in range(1, 21):
         train(other, eager, 1, first=step)
         assert not other.average._pending
-        other.average.flush()  # somebody looks
+        other.average.flush()
     same(optimizer.state_dict(), other.state_dict())
     assert optimizer.average.count == 18
 
 
 @pytest.mark.parametrize(
-    "look",
+    "read",
     [
         lambda o, p: o.average.count,
         lambda o, p: o.state_dict(),
@@ -360,9 +362,9 @@ def test_holding_back_gives_the_bits_of_sampling_at_once(weighting):
         lambda o, p: o.average.update(),
     ],
 )
-def test_looking_takes_it_in(look):
-    params, optimizer, iterates = held_back()
-    look(optimizer, params)
+def test_reading_the_average_takes_the_deferred_sample(read):
+    params, optimizer, iterates = deferred()
+    read(optimizer, params)
     assert not optimizer.average._pending
     expected = torch.stack([i[0] for i in iterates[2:]]).mean(0)
     got = optimizer.state[params[0]]["average"]
@@ -370,18 +372,18 @@ def test_looking_takes_it_in(look):
     torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
 
 
-def test_a_step_that_is_not_finite_does_not_enter_while_holding_back():
-    params, optimizer, iterates = held_back()
+def test_a_step_that_is_not_finite_does_not_enter_while_deferring():
+    params, optimizer, iterates = deferred()
     set_gradients(params, 21)
     params[0].grad[1, 1] = math.nan
-    optimizer.step()  # takes step 20 in, and is itself skipped
+    optimizer.step()  # folds in step 20, and is itself skipped
     assert (optimizer.average.count, optimizer.average.skipped) == (18, 1)
     expected = torch.stack([i[0] for i in iterates[2:]]).mean(0)
     torch.testing.assert_close(optimizer.state[params[0]]["average"], expected)
 
 
-def test_a_parameter_without_gradient_is_taken_in_too():
-    params, optimizer, iterates = held_back()
+def test_a_parameter_without_gradient_is_folded_in_too():
+    params, optimizer, iterates = deferred()
     set_gradients(params, 21)
     params[0].grad = None
     optimizer.step()
@@ -390,8 +392,8 @@ def test_a_parameter_without_gradient_is_taken_in_too():
     torch.testing.assert_close(optimizer.state[params[0]]["average"], expected)
 
 
-def test_a_step_that_gradscaler_skips_while_holding_back():
-    params, optimizer, iterates = held_back()
+def test_a_step_skipped_by_gradscaler_while_deferring():
+    params, optimizer, iterates = deferred()
     set_gradients(params, 21)
     vars(optimizer).update(found_inf=torch.tensor(1.0), grad_scale=torch.tensor(2.0))
     optimizer.step()
@@ -400,8 +402,8 @@ def test_a_step_that_gradscaler_skips_while_holding_back():
     assert (optimizer.average.count, optimizer.average.skipped) == (18, 1)
 
 
-def test_offloaded_and_wide_averages_are_taken_in_beside_the_pass():
-    params, optimizer, iterates = held_back(gadam.Averaging(start=3, dtype=torch.float64))
+def test_wide_averages_are_folded_in_outside_the_kernel():
+    params, optimizer, iterates = deferred(gadam.Averaging(start=3, dtype=torch.float64))
     iterates += train(optimizer, params, 1, first=21)
     got = optimizer.state_dict()["state"][0]["average"]
     assert got.dtype == torch.float64
@@ -410,7 +412,7 @@ def test_offloaded_and_wide_averages_are_taken_in_beside_the_pass():
     )
 
 
-# -------------------------------------------------------- what must not reach the kernel's pointers
+# ----------------------------------------------------- tensors that must not reach the kernel
 
 
 def trained(**kw: Any) -> tuple[torch.nn.Parameter, gadam.Gadam]:
@@ -423,7 +425,7 @@ def trained(**kw: Any) -> tuple[torch.nn.Parameter, gadam.Gadam]:
     return p, optimizer
 
 
-def test_a_checkpoint_of_another_size_is_an_error_not_a_crash():
+def test_a_checkpoint_of_another_size_raises():
     _, small = trained()
     q = torch.nn.Parameter(torch.randn(1000, 1000))
     other = gadam.Gadam([q])
@@ -433,7 +435,7 @@ def test_a_checkpoint_of_another_size_is_an_error_not_a_crash():
         other.step()
 
 
-def test_a_parameter_that_shrinks_in_place_is_seen():
+def test_a_parameter_that_shrinks_in_place_is_detected():
     memory = torch.randn(1000)
     p = torch.nn.Parameter(memory)
     optimizer = gadam.Gadam([p], 0.1)
@@ -452,7 +454,7 @@ def test_a_parameter_that_shrinks_in_place_is_seen():
 @pytest.mark.parametrize(
     "how", ["transpose", "negative", "zeros", "state", "replaced", "bf16 step"]
 )
-def test_whatever_changes_under_the_kernel_the_result_is_the_references(how):
+def test_changes_between_steps_do_not_affect_the_result(how):
     results = []
     for fused in (False, None):
         torch.manual_seed(1)
@@ -475,7 +477,7 @@ def test_whatever_changes_under_the_kernel_the_result_is_the_references(how):
     torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-6)
 
 
-def test_fake_tensors_have_no_memory_to_walk_through():
+def test_fake_tensors_do_not_reach_the_kernel():
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     for make in (torch.optim.AdamW, gadam.GadamX):
@@ -496,25 +498,25 @@ def test_a_small_beta1_keeps_the_gradients_digits():
     same(optimizer.state[p]["exp_avg"], torch.ones(9))
 
 
-def test_large_gradients_do_not_overflow_before_they_must():
-    reference, fused = both([[2e19] * 9], torch.float32, lr=0.1, partial=0.125)
+def test_large_gradients_overflow_only_where_the_reference_does():
+    reference, fused = run_both([[2e19] * 9], torch.float32, lr=0.1, partial=0.125)
     same(torch.isfinite(fused["exp_avg_sq"]), torch.isfinite(reference["exp_avg_sq"]))
 
 
-def test_weights_changed_by_hand_between_steps_end_the_holding_back():
-    params, optimizer, _ = held_back()
+def test_weights_modified_between_steps_end_the_deferring():
+    params, optimizer, _ = deferred()
     for step in range(21, 25):
         with torch.no_grad():
             params[0].clamp_(-0.1, 0.1)
         train(optimizer, params, 1, first=step)
         assert not optimizer.average._pending
-    train(optimizer, params, 20, first=25)  # left alone again: still none
+    train(optimizer, params, 20, first=25)  # unmodified again: still not deferred
     assert not optimizer.average._pending
     assert optimizer.average.count == 42
 
 
-def test_a_post_hook_that_breaks_the_weights_is_seen():
-    params, optimizer, _ = held_back()
+def test_a_post_hook_that_breaks_the_weights_is_detected():
+    params, optimizer, _ = deferred()
 
     def destroy(*_: object) -> None:
         with torch.no_grad():
@@ -525,7 +527,7 @@ def test_a_post_hook_that_breaks_the_weights_is_seen():
     assert (optimizer.average.count, optimizer.average.skipped) == (18, 1)
 
 
-def test_a_step_that_fails_on_its_way_is_taken_in_once():
+def test_a_step_that_fails_midway_is_folded_in_once():
     params = parameters()
     optimizer = gadam.Gadam(
         [{"params": params[:2]}, {"params": params[2:]}], 0.05, average=gadam.Averaging(start=1)
@@ -545,23 +547,23 @@ def test_a_step_that_fails_on_its_way_is_taken_in_once():
         )
 
 
-def test_a_foreign_average_does_not_end_up_in_the_built_in_one():
+def test_another_average_does_not_end_up_in_the_built_in_one():
     params = parameters()
     optimizer = gadam.Gadam(params, 0.05, average=gadam.Averaging(start=1))
-    foreign = gadam.IterateAverage(optimizer, gadam.Averaging(start=1))
+    attached = gadam.IterateAverage(optimizer, gadam.Averaging(start=1))
     iterates = train(optimizer, params, 20)
-    with foreign.applied():
+    with attached.applied():
         state = optimizer.state_dict()["state"][0]["average"].clone()
     torch.testing.assert_close(state, torch.stack([i[0] for i in iterates]).mean(0))
 
 
-def test_a_gradient_without_an_average_of_its_own():
+def test_a_gradient_of_a_parameter_without_average():
     params = parameters()
     optimizer = gadam.Gadam(params, 0.05)
     train(optimizer, params, 3)
     params[0].requires_grad_(False)
     optimizer.average.begin()
     for step in range(4, 20):
-        set_gradients(params, step)  # params[0] keeps getting one
+        set_gradients(params, step)  # params[0] still gets one
         optimizer.step()
     assert optimizer.average.count == 16

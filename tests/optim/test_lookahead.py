@@ -1,4 +1,4 @@
-"""Lookahead against its two lines, and Gadam + LH."""
+"""Lookahead, compared with its definition, and Gadam + LH."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contract import parameters, same, set_gradients, train
 
 
 def by_hand(make_inner, steps: int, k: int, alpha: float, until: int | None = None) -> list:
-    """The iterates of Lookahead from its definition; from step ``until`` on plain ones."""
+    """Return the iterates of Lookahead by its definition, plain ones from step ``until`` on."""
     params = parameters(torch.float64)
     inner = make_inner(params)
     slow = [p.detach().clone() for p in params]
@@ -42,7 +42,7 @@ def test_equals_its_definition(inner, k, alpha):
     torch.testing.assert_close(train(optimizer, params, 13), expected, rtol=1e-12, atol=1e-12)
 
 
-def test_a_sample_due_on_a_move_is_taken_after_it():
+def test_samples_are_taken_after_the_synchronization():
     params = parameters(torch.float64)
     inner = gadam.Gadam(params, 0.05, average=gadam.Averaging(start=3, every=3))
     optimizer = gadam.Lookahead(inner, k=3)
@@ -57,7 +57,7 @@ def test_a_sample_due_on_a_move_is_taken_after_it():
 
 
 @pytest.mark.parametrize("attach_to", ["inner before", "inner after", "outer"])
-def test_averages_attached_from_outside_sample_after_the_move(attach_to):
+def test_attached_averages_sample_after_the_synchronization(attach_to):
     params = parameters(torch.float64)
     inner = torch.optim.SGD(params, lr=0.05)
     plan = gadam.Averaging(start=2, every=2)
@@ -72,7 +72,7 @@ def test_averages_attached_from_outside_sample_after_the_move(attach_to):
 
 
 @pytest.mark.parametrize("start", [4, 5, 6, 7])
-def test_gadam_lh_leaves_plain_iterates_to_the_average(start):
+def test_gadam_lh_averages_plain_iterates(start):
     expected = by_hand(lambda p: torch.optim.AdamW(p, 0.05), 12, 3, 0.5, until=start)
     params = parameters(torch.float64)
     inner = gadam.Gadam(params, 0.05, average=gadam.Averaging(start=start))
@@ -84,7 +84,7 @@ def test_gadam_lh_leaves_plain_iterates_to_the_average(start):
 
 
 @pytest.mark.parametrize("how", ["begin", "update"])
-def test_gadam_lh_ends_when_averaging_is_begun_by_hand(how):
+def test_gadam_lh_stops_when_averaging_is_started_manually(how):
     expected = by_hand(lambda p: torch.optim.AdamW(p, 0.05), 9, 2, 0.5, until=6)
     params = parameters(torch.float64)
     inner = gadam.Gadam(params, 0.05)
@@ -104,7 +104,7 @@ def test_complex_parameters():
     torch.testing.assert_close(z.detach(), start - 0.25)
 
 
-def test_groups_and_state_are_the_inner_ones():
+def test_groups_and_state_are_shared_with_the_inner_optimizer():
     inner = torch.optim.SGD(parameters(), lr=0.1)
     optimizer = gadam.Lookahead(inner)
     assert isinstance(optimizer, torch.optim.Optimizer)
@@ -115,7 +115,7 @@ def test_groups_and_state_are_the_inner_ones():
     optimizer.zero_grad()
 
 
-def test_loads_a_state_dict_of_the_inner_optimiser_alone():
+def test_loads_a_state_dict_of_the_inner_optimizer_alone():
     params = parameters()
     inner = torch.optim.AdamW(params)
     train(inner, params, 3)
@@ -127,7 +127,7 @@ def test_loads_a_state_dict_of_the_inner_optimiser_alone():
 
 
 @pytest.mark.parametrize(
-    ("kwargs", "error", "sentence"),
+    ("kwargs", "error", "message"),
     [
         ({"k": 0}, ValueError, "Invalid k: 0"),
         ({"k": 2.5}, ValueError, "Invalid k: 2.5"),
@@ -136,21 +136,21 @@ def test_loads_a_state_dict_of_the_inner_optimiser_alone():
         ({"until_average": True}, ValueError, "needs an optimizer with a built-in average"),
     ],
 )
-def test_bad_arguments(kwargs, error, sentence):
-    with pytest.raises(error, match=sentence):
+def test_invalid_arguments_are_rejected(kwargs, error, message):
+    with pytest.raises(error, match=message):
         gadam.Lookahead(torch.optim.SGD(parameters(), lr=0.1), **kwargs)
     with pytest.raises(TypeError, match="needs a torch optimizer"):
         gadam.Lookahead(parameters())  # type: ignore[arg-type]
 
 
-def test_one_lookahead_is_enough():
+def test_a_second_lookahead_is_rejected():
     inner = torch.optim.SGD(parameters(), lr=0.1)
     gadam.Lookahead(inner)
     with pytest.raises(ValueError, match="already has a Lookahead around it"):
         gadam.Lookahead(inner)
 
 
-def test_weights_loaded_after_a_rehearsal_are_the_slow_ones():
+def test_slow_weights_follow_weights_loaded_after_a_dry_run():
     from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
     model = torch.nn.Linear(3, 2)

@@ -1,4 +1,4 @@
-"""The update against the formulas, against torch's AdamW, and its paths against each other."""
+"""The update, compared with the formulas, with torch's AdamW, and between its own paths."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from oracle import ScalarPadam, mean
 HYPERPARAMETERS = st.fixed_dictionaries(
     {
         "lr": st.floats(1e-5, 1.0),
-        # Below 0.5 (torch's) lerp loses digits of a moment that the gradient has left.
+        # Below 0.5, torch's lerp loses digits of a moment that is far from the gradient.
         "betas": st.tuples(
             st.just(0.0) | st.floats(0.5, 0.99), st.just(0.0) | st.floats(0.5, 0.9999)
         ),
@@ -54,7 +54,7 @@ def against_oracle(gradients: list[list[float]], foreach: bool, decoupled: bool,
     st.booleans(),
 )
 def test_equals_the_formulas(hyper, gradients, foreach, decoupled):
-    # Where 0.5 is not the exponent and eps = 0 is impossible, no gradient can divide by zero.
+    # eps > 0, so no gradient leads to a division by zero.
     against_oracle(gradients, foreach, decoupled, **hyper)
 
 
@@ -118,8 +118,8 @@ def test_sixty_steps_and_their_average_equal_the_authors_update(case, foreach):
 @pytest.mark.parametrize("maximize", [False, True])
 @pytest.mark.parametrize("decoupled", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_is_torchs_adam_to_the_bit_at_one_half(dtype, decoupled, maximize, amsgrad, foreach):
-    # torch's foreach on the CPU rounds scalars to bfloat16; ours does not.
+def test_equals_torchs_adam_bitwise_at_one_half(dtype, decoupled, maximize, amsgrad, foreach):
+    # On the CPU, torch's foreach rounds scalars to bfloat16; gadam's does not.
     foreach = foreach and dtype != torch.bfloat16
     flags = {"amsgrad": amsgrad, "maximize": maximize, "foreach": foreach}
     ours, theirs = parameters(dtype), parameters(dtype)
@@ -153,8 +153,8 @@ def test_fused_equals_the_loop(decoupled):
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
-def test_fused_with_gaps_in_a_parameter_and_gradients_laid_out_otherwise():
-    """Torch's fused AdamW on the CPU gets both wrong without a word."""
+def test_fused_with_gaps_and_with_gradients_in_another_layout():
+    """On the CPU, torch's fused AdamW silently computes both wrong."""
     results = []
     for fused in (False, True):
         torch.manual_seed(3)
@@ -170,7 +170,7 @@ def test_fused_with_gaps_in_a_parameter_and_gradients_laid_out_otherwise():
 
 
 def test_warm_up_factor_of_the_official_form():
-    """θ moves by lr·(1−β2)^(½−p) on a first unit gradient: 0.075 at p = 1/8."""
+    """A first unit gradient moves θ by lr·(1−β2)^(½−p): 0.075 at p = 1/8."""
     p = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
     p.grad = torch.ones_like(p)
     gadam.Padam([p], lr=1.0).step()
@@ -180,7 +180,7 @@ def test_warm_up_factor_of_the_official_form():
 
 @pytest.mark.parametrize(("form", "floor"), [("official", 0.01), ("paper", 0.1)])
 def test_floor_of_the_denominator(form, floor):
-    """As v → 0 the denominator is ε^2p or ε^p: at ε = 1e-8, p = 1/8 this is 0.01 or 0.1."""
+    """As v → 0, the denominator is ε^2p or ε^p: 0.01 or 0.1 at ε = 1e-8, p = 1/8."""
     p = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
     p.grad = torch.full_like(p, 1e-30)
     gadam.Padam([p], lr=1.0, betas=(0.0, 0.0), form=form).step()
@@ -192,7 +192,7 @@ def test_floor_of_the_denominator(form, floor):
 @pytest.mark.parametrize("partial", [0.125, 0.5])
 @pytest.mark.parametrize("amsgrad", [False, True])
 def test_differentiable(partial, form, amsgrad, beta_tensors):
-    """Gradients through three steps, with respect to start, gradient, lr and the betas."""
+    """Differentiate three steps with respect to start, gradient, lr and betas."""
 
     def after_three_steps(start, gradient, lr, beta1, beta2):
         p = start.clone()
@@ -244,9 +244,9 @@ def test_differentiable_l2_and_decoupled_decay_as_tensors():
 
 @pytest.mark.parametrize("capturable", [False, True])
 def test_multi_tensor_capturable_branch_equals_the_reference(capturable, monkeypatch):
-    """The branch that keeps the step on the device, let run on the CPU for once.
+    """Run the branch that keeps the step on the device, here on the CPU.
 
-    The step is a float32 there, as in torch, and so is 1 - 0.999^t: good to 1e-4.
+    There the step is a float32, as in torch, and so is 1 - 0.999^t: it is accurate to 1e-4.
     """
     monkeypatch.setattr(_torch, "capturable_devices", lambda: ["cpu"])
     for kw in ({}, {"amsgrad": True}, {"form": "paper"}, {"partial": 0.5}):
@@ -274,7 +274,7 @@ def test_multi_tensor_capturable_branch_equals_the_reference(capturable, monkeyp
 
 
 @pytest.mark.parametrize("foreach", [False, True])
-def test_nan_and_inf_go_through_as_in_adam(foreach):
+def test_nan_and_inf_propagate_as_in_adam(foreach):
     for bad in (float("nan"), float("inf")):
         ours, theirs = parameters(), parameters()
         for cls, params in ((gadam.Gadam, ours), (torch.optim.AdamW, theirs)):
@@ -288,7 +288,7 @@ def test_nan_and_inf_go_through_as_in_adam(foreach):
 
 
 def test_padam_at_different_partials_differs():
-    """The exponent is really used: half and an eighth part ways."""
+    """The exponent has an effect."""
     a, b = parameters(), parameters()
     train(gadam.Padam(a, 0.01, partial=0.5), a, 3)
     train(gadam.Padam(b, 0.01, partial=0.125), b, 3)

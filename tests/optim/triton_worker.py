@@ -1,6 +1,6 @@
-"""The Triton kernel against the reference, under Triton's interpreter.
+"""Compare the Triton kernel with the reference, under Triton's interpreter.
 
-A program of its own: the interpreter is chosen when Triton is imported.
+Run as a program: Triton chooses the interpreter when it is imported.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def main() -> None:
         kernel = run(torch.float32, triton=True, **changes)
         torch.testing.assert_close(kernel, reference, rtol=2e-5, atol=1e-6)
         cases += 1
-    # A tensor learning rate, GradScaler's scale, half precision
+    # Tensor learning rate, GradScaler's scale, half precision
     reference = run(torch.float32, triton=False)
     torch.testing.assert_close(
         run(torch.float32, triton=True, lr=torch.tensor(0.05)), reference, rtol=2e-5, atol=1e-6
@@ -105,7 +105,7 @@ def main() -> None:
             rtol=4e-2,
             atol=4e-2,
         )
-    # A step that GradScaler forbids changes nothing, the step count included
+    # A step that GradScaler rejects changes nothing, the step count included
     params, (m, v, _, counts) = lists_for(torch.float32)
     before = [p.detach().clone() for p in params]
     set_gradients(params, 1)
@@ -123,7 +123,7 @@ def main() -> None:
         )
     torch.testing.assert_close([p.detach() for p in params], before, rtol=0, atol=0)
     assert all(not moment.any() for moment in (*m, *v, *counts))
-    # Zeros, infinities and NaN end where the reference has them
+    # Zeros, infinities and NaN propagate as in the reference
     for bad in (0.0, float("inf"), float("nan"), 1e30):
         results = []
         for triton in (False, True):
