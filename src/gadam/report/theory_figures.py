@@ -1,7 +1,7 @@
 """Figures of the theory: predictions as lines, simulations as points with error bars.
 
-The titles, captions and labels are part of the committed results (results/theory/*.json). Changing
-one means regenerating these files with ``gadam theory all --out results/theory``.
+The titles, captions and labels are also stored in results/theory.json. After changing one, run
+``gadam theory all --out FOLDER`` and ``python -m tools.archive pack FOLDER results/theory.json``.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def shell(seed: int) -> Chart:
     ]
     names: dict[str, Callable[[int], Moments]] = {
         "last iterate": lambda n: predict.last_iterate(model, Segment(n, rate)),
-        "average of all": lambda n: predict.average(model, Segment(n, rate)),
+        "average of all iterates": lambda n: predict.average(model, Segment(n, rate)),
         "average of the second half": lambda n: predict.average(
             model, Segment(n, rate), first=max(1, n // 2)
         ),
@@ -86,7 +86,9 @@ def shell(seed: int) -> Chart:
     index = np.searchsorted(at, shown)
     series += [
         _points("last iterate", shown, np.sqrt(result.squared_distance["last"][index])),
-        _points("average of all", shown, np.sqrt(result.squared_distance["average"][index])),
+        _points(
+            "average of all iterates", shown, np.sqrt(result.squared_distance["average"][index])
+        ),
         _points(
             "average of the second half",
             shown,
@@ -94,11 +96,12 @@ def shell(seed: int) -> Chart:
         ),
     ]
     return Chart(
-        "The last iterate stays on a shell, the average comes in",
-        "Distance to the minimum in 1,000 directions (λ = 1, α = 0.1, σ²/B = 1). The last iterate "
-        "forgets its start fast, and then stays where its noise keeps it: nearly always at the "
-        "same distance. The average forgets its start slowly, but its noise dies out; the average "
-        "of the second half has both.",
+        "The last iterate stays on a shell, and the average moves inside it",
+        "Expected distance to the minimum in 1,000 directions (λ = 1, α = 0.1, σ²/B = 1). The "
+        "last iterate forgets its starting point quickly, but gradient noise keeps it at a nearly "
+        "constant distance. The average of all iterates forgets the starting point slowly, but "
+        "its noise decays. The average of the second half forgets quickly, and its noise decays "
+        "too.",
         "steps",
         "expected distance to the minimum",
         series,
@@ -124,11 +127,11 @@ def dimension(seed: int) -> Chart:
     series = [_line(name, sizes, values) for name, values in lines.items()]
     series += [_points(name, sizes, samples) for name, samples in points.items()]
     return Chart(
-        "The more parameters, the more there is to gain",
-        "Expected loss above the best (λ = 1, α = 0.1, 400 steps, averaged from step 200 on). "
-        "Noise costs the last iterate in proportion to P, and averaging takes most of that away, "
-        "in proportion too.",
-        "parameters P",
+        "The gain from averaging grows with the number of parameters",
+        "Expected loss above the minimum (λ = 1, α = 0.1, 400 steps, averaged from step 200). The "
+        "noise of the last iterate adds a loss proportional to P. Averaging removes about 90% of "
+        "it at every P, so the absolute gain is also proportional to P.",
+        "number of parameters P",
         "expected excess loss",
         series,
     )
@@ -163,19 +166,20 @@ def dependence(seed: int) -> Chart:
     independent = float(predict.average(model, Segment(steps, rate)).variance[0])
     fixed = float(np.sum((1 - (1 - rate * lam) ** (steps - np.arange(steps))) / (lam * steps)) ** 2)
     return Chart(
-        "Noise that depends on the place averages out only between places that are far apart",
-        "Variance of the average in each direction when the noise is the gradient of one random "
-        "function with length scale ℓ (P = 200, α = 0.2, 150 steps; random Fourier features). "
-        "Where ℓ is small beside the distance of iterates it is as with independent noise; where "
-        "it is large all steps see the same noise. The prediction is to leading order in 1/P; the "
-        "simulation's features err by a fortieth.",
+        "Noise that depends on the weights averages out only across distant iterates",
+        "Variance of the average per direction when the noise is the gradient of one random "
+        "function with length scale ℓ (P = 200, α = 0.2, 150 steps). If ℓ is much smaller than "
+        "the distance between iterates, the noise acts as if it were independent. If ℓ is much "
+        "larger, all steps see the same noise, and averaging cannot remove it. The prediction is "
+        "to leading order in 1/P. The simulation uses random Fourier features, which add an error "
+        "of about 2.5%.",
         "length scale ℓ of the noise",
-        "variance of the average, each direction",
+        "variance of the average, per direction",
         [
             _line("dependent noise", fine, predicted),
             _points("dependent noise", lengths, draws),
             _line("independent noise", fine, np.full_like(fine, independent)),
-            _line("the same noise at every step", fine, np.full_like(fine, fixed)),
+            _line("same noise at every step", fine, np.full_like(fine, fixed)),
         ],
     )
 
@@ -205,14 +209,15 @@ def stride(seed: int) -> Chart:
         ]
         # The mean is zero, so the mean square is the variance.
         series.append(_points(label, strides[1::2], [_sampled(d) ** 2 for d in draws], unit=base))
-    series.append(_line("the paper's factor κ", strides, strides, kind="printed"))
+    series.append(_line("factor κ, as printed in the paper", strides, strides, kind="printed"))
     return Chart(
-        "A stride costs little as long as the iterates between samples are alike",
-        "Variance of the average of every κ-th iterate, over that of all, 4,000 steps. The "
-        "paper's factor κ is what independent iterates would give; they are not: a stride of 1/αλ "
-        "costs a tenth.",
+        "A stride costs little while the skipped iterates are similar",
+        "Variance of the average of every κ-th iterate over 4,000 steps, relative to the average "
+        "of all iterates. The dashed line is the paper's factor κ, which would hold for "
+        "independent iterates. Consecutive iterates are correlated, so a stride of κ = 1/αλ "
+        "increases the variance by only about 10%.",
         "stride κ",
-        "variance, relative to κ = 1",
+        "variance relative to κ = 1",
         series,
     )
 
@@ -233,18 +238,19 @@ def ema(seed: int) -> Chart:
     mean = float(predict.average(model, Segment(steps, rate)).variance[0])
     last = float(predict.last_iterate(model, Segment(steps, rate)).variance[0])
     return Chart(
-        "An EMA keeps the noise of its window",
-        "Variance of the exponential moving average in each direction, settled (λ = 2, α = 0.05, "
-        "σ²/B = 1), against its window 1/(1 − ρ). Longer windows help, and none goes on to gain "
-        "as the plain average does.",
-        "window 1/(1 − ρ), steps",
-        "variance, each direction",
+        "The window of an EMA limits how much noise it removes",
+        "Stationary variance of the exponential moving average (EMA) per direction, by window "
+        "length 1/(1 − ρ) (λ = 2, α = 0.05, σ²/B = 1). A longer window reduces the variance, but "
+        "longer training does not. The variance of the plain average keeps falling. The dashed "
+        "line is the paper's formula, which treats iterates as independent.",
+        "window 1/(1 − ρ) in steps",
+        "variance per direction",
         [
             _line("EMA", 1 / (1 - fine), predict.ema_variance(rate, lam, 1.0, fine)),
             _points("EMA", window, [_sampled(d) ** 2 for d in draws]),
             _line("last iterate", 1 / (1 - fine), np.full_like(fine, last)),
             _line("average of 3,000 steps", 1 / (1 - fine), np.full_like(fine, mean)),
-            _line("EMA, as printed", 1 / (1 - fine), printed, kind="printed"),
+            _line("EMA, as printed in the paper", 1 / (1 - fine), printed, kind="printed"),
         ],
     )
 
@@ -298,11 +304,12 @@ def preconditioning(seed: int) -> Chart:
             _points(f"{name}, average", decays, [d.loss["average"][0] for d in results]),
         ]
     return Chart(
-        "Adaptive steps reach the flat directions, and averaging pays for their noise",
-        "Expected loss above the best on 500 directions with λ = 1/i, after 2,000 steps from w = "
-        "0 towards w* = 1, against decoupled weight decay γ. The adaptive method divides "
-        "gradients, noise included, by the curvature. Decay moves the settling point, to λw*/(γ(λ "
-        "+ ε) + λ); averaging moves it not.",
+        "Adaptive methods converge in flat directions, and averaging removes their noise",
+        "Expected loss above the minimum by decoupled weight decay γ, in 500 directions with λ = "
+        "1/i, after 2,000 steps from w = 0 toward w* = 1. The adaptive method divides the "
+        "gradient and its noise by λ + ε. Weight decay shifts the point to which the iterates "
+        "converge: to λw*/(γ + λ) for SGD and λw*/(γ(λ + ε) + λ) for the adaptive method. "
+        "Averaging does not change this bias.",
         "weight decay γ",
         "expected excess loss",
         series,
@@ -315,12 +322,12 @@ def batch_growth(seed: int) -> Chart:
     model = Quadratic(power_law(500, exponent=0.5), noise=1.0, start=1.0)
     rate, steps, half = 0.5, 2000, 1000
     schedules: dict[str, Callable[[int], list[Segment]]] = {
-        "constant rate": lambda n: [Segment(n, rate)],
-        "rate / 10 from the half on": lambda n: [
+        "constant learning rate": lambda n: [Segment(n, rate)],
+        "learning rate / 10 from step 1,000": lambda n: [
             Segment(min(n, half), rate),
             Segment(max(n - half, 0), rate / 10),
         ],
-        "batch × 10 from the half on": lambda n: [
+        "batch size × 10 from step 1,000": lambda n: [
             Segment(min(n, half), rate),
             Segment(max(n - half, 0), rate, 10.0),
         ],
@@ -341,15 +348,17 @@ def batch_growth(seed: int) -> Chart:
         series.append(_points(name, shown, simulations[name].loss["last"]))
     later = at[at >= half]
     averaged = [predict.average(model, Segment(int(n), rate), first=half).loss for n in later]
-    series.append(_line("average from the half on", later, averaged))
+    series.append(_line("average from step 1,000", later, averaged))
     kept = [i for i, n in enumerate(shown) if n >= half]
-    loss = simulations["constant rate"].loss["average"][kept]
-    series.append(_points("average from the half on", [shown[i] for i in kept], loss))
+    loss = simulations["constant learning rate"].loss["average"][kept]
+    series.append(_points("average from step 1,000", [shown[i] for i in kept], loss))
     return Chart(
-        "Drops of the rate and larger batches lower the noise once, averaging goes on",
-        "Expected loss above the best on 500 directions with λ = 1/√i (α = 0.5, σ²/B = 1). A "
-        "tenth of the rate or ten times the batch leaves a tenth of the noise, at a tenth of the "
-        "pace or ten times the price a step; the average passes both.",
+        "A lower learning rate or a larger batch reduces noise once; averaging continues to",
+        "Expected loss above the minimum in 500 directions with λ = 1/√i (α = 0.5, σ²/B = 1). A "
+        "learning rate 10 times smaller leaves a tenth of the noise but makes progress 10 times "
+        "slower. A batch 10 times larger leaves a tenth of the noise but costs 10 times as much "
+        "per step. The average at the full learning rate is ahead of the learning rate drop from "
+        "the start and of the larger batch after about 550 steps.",
         "steps",
         "expected excess loss",
         series,
