@@ -12,6 +12,7 @@ import pytest
 
 import made
 from gadam.report.serve import Server
+from gadam.runs.files import write_json
 
 
 @pytest.fixture
@@ -52,6 +53,19 @@ def test_the_page_follows_the_records(server):
     made.run(Path(server.folders[0]) / "gadam-9", "Gadam", 9, epochs=1)
     assert request(server, "/version")[1] != version
     assert b"at epoch 1 of 6" in request(server, "/")[1]
+
+
+def test_the_page_follows_failures(server):
+    folder = Path(server.folders[0]) / "gadam-9"
+    made.run(folder, "Gadam", 9, epochs=1)
+    running = request(server, "/version")[1]
+    assert b"out of memory" not in request(server, "/")[1]
+    write_json(folder / "failure.json", {"reason": "out of memory"})
+    assert request(server, "/version")[1] != running
+    assert b"out of memory" in request(server, "/")[1]
+    (folder / "failure.json").unlink()  # the run is tried again
+    assert request(server, "/version")[1] == running
+    assert b"out of memory" not in request(server, "/")[1]
 
 
 def test_only_files_of_the_folder_are_served(server):

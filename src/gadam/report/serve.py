@@ -16,7 +16,14 @@ from gadam.runs import collect
 
 __all__ = ["Server"]
 
-_RECORDS = ("run.json", "epochs.jsonl", "result.json", "experiment.json", "sections/*.json")
+_RECORDS = (
+    "run.json",
+    "epochs.jsonl",
+    "result.json",
+    "failure.json",
+    "experiment.json",
+    "sections/*.json",
+)
 _TYPES = {
     ".html": "text/html; charset=utf-8",
     ".json": "application/json",
@@ -59,7 +66,10 @@ class Server(ThreadingHTTPServer):
         for folder in self.folders:
             for name in _RECORDS:
                 for path in sorted(folder.rglob(name)):
-                    status = path.stat()
+                    try:
+                        status = path.stat()
+                    except FileNotFoundError:  # a retried run has just removed it
+                        continue
                     digest.update(f"{path} {status.st_mtime_ns} {status.st_size}\n".encode())
         return digest.hexdigest()[:16]
 
