@@ -69,7 +69,7 @@ def over_decay(
         families = decay_families(measured, by_row)
         methods = [measured.experiment.recipes[family[0]].method for family in families]
         for family, method in zip(families, methods):
-            # Families of the same method are told apart by their first row.
+            # Distinguish families of the same method by their first row.
             name_in_label = family[0] if methods.count(method) > 1 else method
             points = [(decay_of(measured, row), by_row[row]) for row in family]
             means = seed_means(label.format(method=name_in_label), points)

@@ -115,7 +115,7 @@ class StudyJob:
         Args:
             on_progress: Receives the fraction done, and each value's name.
             on_notice: Receives sentences for the user.
-            should_stop: Asked often; True stops the analysis.
+            should_stop: Polled often; the analysis stops if it returns True.
         """
         torch.set_num_threads(self.threads)
         run = RunFolder(self.folder, self.recipe, self.seed, self.label)
@@ -153,7 +153,7 @@ def measure(
         device: Where to compute.
         on_progress: Receives the fraction done, and each value's name.
         on_notice: Receives sentences for the user.
-        should_stop: Asked often; True stops the analysis.
+        should_stop: Polled often; the analysis stops if it returns True.
 
     Returns:
         The values, and the names of those that could not be measured.

@@ -53,7 +53,7 @@ class Study:
         run: The run's folder.
         settings: How closely to measure.
         points: The points of the run.
-        should_stop: Asked often; True stops the analysis.
+        should_stop: Polled often; the analysis stops if it returns True.
         on_notice: Receives sentences for the user.
     """
 

@@ -98,7 +98,7 @@ def iterate_units(study: Study) -> list[Unit]:
 
     Returns:
         The units, or an empty list if there are fewer than two iterates. If the run has an
-        average, the user is told how to keep more.
+        average, a notice says how to keep more.
     """
     kept = study.points.kept
     if len(kept) < 2:

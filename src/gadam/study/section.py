@@ -181,7 +181,7 @@ def mean_dict(values: Iterable[float] | SeedMean | None) -> MeanDict:
 
 
 def as_error(score: Sequence[float], metric: str) -> float:
-    """Return a score as a number of which less is better.
+    """Return a score as a number that is better the lower it is.
 
     Args:
         score: Accuracy in percent, and loss in nats.
