@@ -11,10 +11,11 @@ from torch import Tensor
 
 from gadam import _torch
 
-__all__ = ["all_finite", "all_reduce_min", "any_nonzero", "local", "new_like"]
+__all__ = ["all_finite", "all_reduce_min", "any_nonzero", "is_dtensor", "local", "new_like"]
 
 
-def _is_dtensor(tensor: Any) -> bool:
+def is_dtensor(tensor: Any) -> bool:
+    """Return True if this is a distributed tensor."""
     # By its attributes: importing torch.distributed.tensor takes a quarter of a second.
     return hasattr(tensor, "device_mesh") and hasattr(tensor, "to_local")
 
@@ -28,7 +29,7 @@ def local(tensor: Any, like: Any = None) -> Tensor:
         tensor: The tensor.
         like: Redistribute the DTensor as this one first, so that the shards match.
     """
-    if not _is_dtensor(tensor):
+    if not is_dtensor(tensor):
         return cast(Tensor, tensor)
     if like is not None and tensor.placements != like.placements:
         tensor = tensor.redistribute(placements=like.placements)
@@ -46,7 +47,7 @@ def new_like(tensor: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
     shard = local(tensor).detach()
     zeros = torch.zeros_like(shard, dtype=dtype, device=device, memory_format=torch.preserve_format)
     # Not DTensor.from_local, which moves a shard on the host to the mesh's device.
-    return _torch.new_dtensor(zeros, tensor) if _is_dtensor(tensor) else zeros
+    return _torch.new_dtensor(zeros, tensor) if is_dtensor(tensor) else zeros
 
 
 def all_reduce_min(value: float, tensors: Iterable[Any]) -> float:
@@ -87,7 +88,7 @@ def all_finite(tensors: Iterable[Any]) -> bool:
 
 def _all_reduce(value: float, tensors: list[Any], reduction: Callable[..., Any]) -> float:
     """Return the min or max of a value over the processes that hold shards of these tensors."""
-    meshes = list(dict.fromkeys(t.device_mesh for t in tensors if _is_dtensor(t)))
+    meshes = list(dict.fromkeys(t.device_mesh for t in tensors if is_dtensor(t)))
     if meshes:
         import torch.distributed as dist
 
