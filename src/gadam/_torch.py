@@ -250,6 +250,7 @@ foreach_lerp_ = _foreach("lerp_")
 foreach_maximum_ = _foreach("maximum_")
 foreach_mul, foreach_mul_ = _foreach("mul"), _foreach("mul_")
 foreach_neg, foreach_neg_ = _foreach("neg"), _foreach("neg_")
+foreach_norm = _foreach("norm")
 foreach_pow, foreach_pow_ = _foreach("pow"), _foreach("pow_")
 foreach_sqrt = _foreach("sqrt")
 foreach_sub_ = _foreach("sub_")
@@ -396,8 +397,8 @@ def new_dtensor(shard: Tensor, like: Any) -> Tensor:
 
     Args:
         shard: The shard. It may live on another device than the mesh, such as the host.
-        like: The DTensor whose mesh, placements, shape and strides to take. Without torch's own
-            constructor the shard moves to the mesh's device.
+        like: The DTensor that defines the mesh, the placements, the shape and the strides. Without
+            torch's own constructor, the shard moves to the mesh's device.
     """
     from torch.distributed.tensor import DTensor
 

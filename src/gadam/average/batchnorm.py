@@ -44,7 +44,7 @@ def refresh_batchnorm(
     the model is unchanged. A layer that no batch reaches keeps its statistics.
 
     Args:
-        model: The model whose BatchNorm layers to refresh. Wrappers are looked through.
+        model: The model to refresh. Wrappers such as DistributedDataParallel are allowed.
         batches: Tensors; tuples or lists that begin with the input; or dicts, of which the entries
             that the model's ``forward`` names are passed as keywords. They are moved to the model's
             device. Or a callable that runs the forward passes; it receives the model if it takes an

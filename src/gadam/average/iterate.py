@@ -38,7 +38,7 @@ class IterateAverage:
     model do not change, except inside :meth:`applied` and by :meth:`copy_to`.
 
     Args:
-        optimizer: The optimizer whose iterates to average.
+        optimizer: The optimizer. Its iterates are averaged.
         averaging: The plan. None means ``Averaging()``, which waits for :meth:`begin` or
             :meth:`update`.
 

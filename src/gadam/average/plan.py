@@ -90,7 +90,7 @@ class EMA(Weighting):
     r"""Weight samples exponentially, without bias toward the start.
 
     Sample :math:`i` of :math:`n` has the weight :math:`\rho^{n-i} / \sum_j \rho^{n-j}`. The common
-    EMA gives its initial value the weight :math:`\rho^n`. This one does not have an initial value:
+    EMA starts from an initial value with the weight :math:`\rho^n`. This one has no initial value:
     after one sample, the average is that sample.
 
     Args:

@@ -1,18 +1,18 @@
-"""The progress of an average: its phase and its counters."""
+"""The progress of an average: its phase and its counters, on the host or on a device."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-__all__ = ["Phase", "Progress"]
+__all__ = ["Numbers", "Phase", "Progress", "Tracker"]
 
 Phase = Literal["waiting", "averaging", "finished"]
 _PHASES: tuple[Phase, ...] = ("waiting", "averaging", "finished")
+_CLOCK, _COUNTERS = 3, 4  # the lengths of the two parts of a packed progress
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,8 @@ class Progress:
         begun: The first step to sample, once the phase is ``"averaging"``.
         count: The samples taken.
         skipped: The samples that were due but not finite.
+        first: The step of the first sample, or 0 without a sample.
+        last: The step of the last sample, or 0 without a sample.
         memory: The state of the plan's trigger.
     """
 
@@ -33,55 +35,147 @@ class Progress:
     begun: int = 0
     count: int = 0
     skipped: int = 0
+    first: int = 0
+    last: int = 0
     memory: tuple[float, ...] = ()
 
-    def numbers(self) -> dict[str, float]:
-        """Return everything as numbers by name."""
-        return {
-            "phase": _PHASES.index(self.phase),
-            "steps": self.steps,
-            "begun": self.begun,
-            "count": self.count,
-            "skipped": self.skipped,
-            **{f"memory_{i}": value for i, value in enumerate(self.memory)},
-        }
+    @property
+    def clock(self) -> tuple[float, ...]:
+        """The phase, the steps and the first step to sample, as numbers."""
+        return _PHASES.index(self.phase), self.steps, self.begun
 
-    def pack(
-        self, before: Progress | None = None, packed_before: dict[str, Tensor] | None = None
-    ) -> dict[str, Tensor]:
-        """Return everything as 0-dim tensors on the host.
+    @property
+    def counters(self) -> tuple[float, ...]:
+        """The counters of samples, and the steps of the first and the last one, as numbers."""
+        return self.count, self.skipped, self.first, self.last
 
-        Every kind of checkpoint can store those, and torch.compile does not recompile when their
-        values change.
+    def pack(self, device: torch.device | str = "cpu") -> Tensor:
+        """Return everything as one small vector. Every kind of checkpoint can store that.
 
         Args:
-            before: The progress that was packed last.
-            packed_before: The result of packing it. Tensors that did not change are reused.
+            device: The device of the vector.
         """
-        old = before.numbers() if before is not None else {}
-        reusable = packed_before if packed_before is not None else {}
-        return {
-            name: reusable[name] if old.get(name) == value else torch.tensor(value, device="cpu")
-            for name, value in self.numbers().items()
-        }
+        return _vector((*self.clock, *self.counters, *self.memory), device)
 
     @classmethod
-    def unpack(cls, packed: Mapping[str, object]) -> Progress:
+    def unpack(cls, packed: Tensor) -> Progress:
         """Undo :meth:`pack`.
 
         Args:
-            packed: The tensors, or plain numbers, by name.
+            packed: The vector.
 
         Raises:
-            KeyError, IndexError, TypeError: If ``packed`` is not a packed progress.
+            TypeError, ValueError, IndexError: If ``packed`` is not a packed progress.
         """
-        numbers = {name: torch.as_tensor(value).item() for name, value in packed.items()}
-        memory = [name for name in numbers if name.startswith("memory_")]
-        return cls(
-            phase=_PHASES[int(numbers["phase"])],
-            steps=int(numbers["steps"]),
-            begun=int(numbers["begun"]),
-            count=int(numbers["count"]),
-            skipped=int(numbers["skipped"]),
-            memory=tuple(float(numbers[f"memory_{i}"]) for i in range(len(memory))),
-        )
+        if not isinstance(packed, Tensor) or packed.dim() != 1:
+            raise TypeError(f"a progress is a vector, not {packed!r}")
+        numbers = packed.tolist()
+        counters = numbers[_CLOCK : _CLOCK + _COUNTERS]
+        return cls.of(numbers[:_CLOCK], counters, numbers[_CLOCK + _COUNTERS :])
+
+    @classmethod
+    def of(
+        cls,
+        clock: tuple[float, ...] | list[float],
+        counters: tuple[float, ...] | list[float],
+        memory: tuple[float, ...] | list[float],
+    ) -> Progress:
+        """Undo :attr:`clock` and :attr:`counters`.
+
+        Args:
+            clock: The phase, the steps and the first step to sample.
+            counters: The counters of samples, and the steps of the first and the last one.
+            memory: The state of the plan's trigger.
+        """
+        phase, steps, begun = map(int, clock)
+        count, skipped, first, last = map(int, counters)
+        memory = tuple(map(float, memory))
+        return cls(_PHASES[phase], steps, begun, count, skipped, first, last, memory)
+
+
+def _vector(values: tuple[float, ...], device: torch.device | str) -> Tensor:
+    # Counters are exact in float64 up to 9e15, and in float32, where that is all, up to 2e7.
+    wide = torch.float32 if torch.device(device).type == "mps" else torch.float64
+    return torch.tensor(values, dtype=wide, device=device)
+
+
+class Numbers:
+    """A few numbers that are on the host, on a device, or both.
+
+    Args:
+        values: The numbers.
+    """
+
+    def __init__(self, values: tuple[float, ...]) -> None:
+        self._values: tuple[float, ...] | None = values
+        self._tensor: Tensor | None = None
+
+    @property
+    def on_host(self) -> bool:
+        """Whether reading the numbers costs nothing."""
+        return self._values is not None
+
+    def get(self) -> tuple[float, ...]:
+        """Return the numbers. This waits for the device if they changed there."""
+        if self._values is None:
+            assert self._tensor is not None
+            self._values = tuple(self._tensor.tolist())
+        return self._values
+
+    def set(self, values: tuple[float, ...]) -> None:
+        """Replace the numbers, on the host.
+
+        Args:
+            values: The numbers.
+        """
+        self._values, self._tensor = values, None
+
+    def on(self, device: torch.device) -> Tensor:
+        """Return the numbers as a vector on a device.
+
+        Args:
+            device: The device.
+        """
+        if self._tensor is None or self._tensor.device != device:
+            self._tensor = _vector(self.get(), device)
+        return self._tensor
+
+    def replace(self, tensor: Tensor) -> None:
+        """Replace the numbers, on a device.
+
+        Args:
+            tensor: The numbers as a vector.
+        """
+        self._values, self._tensor = None, tensor
+
+
+class Tracker:
+    """The progress of an average while it runs.
+
+    A step on an accelerator changes the counters there, without waiting for them. If GradScaler's
+    verdict is on the accelerator, the number of steps is known only there, too. Reading the
+    :attr:`progress` waits for both.
+
+    Args:
+        progress: The initial progress.
+
+    Attributes:
+        clock: The phase, the steps and the first step to sample.
+        counters: The counters of samples, and the steps of the first and the last one.
+        memory: The state of the plan's trigger.
+    """
+
+    def __init__(self, progress: Progress) -> None:
+        self.clock, self.counters = Numbers(progress.clock), Numbers(progress.counters)
+        self.memory = progress.memory
+
+    @property
+    def progress(self) -> Progress:
+        """The progress, read back from the device if necessary."""
+        return Progress.of(self.clock.get(), self.counters.get(), self.memory)
+
+    @progress.setter
+    def progress(self, progress: Progress) -> None:
+        self.clock.set(progress.clock)
+        self.counters.set(progress.counters)
+        self.memory = progress.memory
