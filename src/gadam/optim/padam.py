@@ -100,6 +100,8 @@ class Padam(Optimizer):
     Deep Neural Networks* (arXiv 1806.06763). The "PADAM" of arXiv 2505.22085 is another method.
     """
 
+    _finite: bool | None = None  # the kernel's verdict on the last step
+
     def __init__(
         self,
         params: ParamsT,
@@ -323,7 +325,8 @@ class Padam(Optimizer):
                 finite = None if finite is None or verdict is None else finite and verdict
             if verdict is not None:
                 self._cache_launch(group)
-        self._finite = finite
+        if not torch.compiler.is_compiling():  # torch 2.11 cannot trace the assignment
+            self._finite = finite
         return loss
 
     @_torch.disable_dynamo
