@@ -72,6 +72,18 @@ def ema(samples: Sequence[float], decay: float) -> float:
     return math.fsum(w * s for w, s in zip(weights, samples)) / math.fsum(weights)
 
 
+def power_ema(samples: Sequence[float], gamma: float) -> float:
+    """Weigh each sample by its part of the profile t^γ, integrated in closed form."""
+    n = len(samples)
+    upper = [(i / n) ** (gamma + 1) for i in range(n + 1)]
+    return math.fsum((upper[i + 1] - upper[i]) * s for i, s in enumerate(samples))
+
+
+def linear_decay(samples: Sequence[float]) -> float:
+    n = len(samples)
+    return math.fsum(i * s for i, s in enumerate(samples, 1)) * 2 / (n * (n + 1))
+
+
 def window(samples: Sequence[float], size: int) -> float:
     return mean(samples[-size:])
 

@@ -47,7 +47,7 @@ def test_start_none_does_nothing_by_itself():
 
 def test_begin_samples_from_the_next_step_on():
     params = parameters()
-    optimizer = gadam.Gadam(params, average=gadam.Averaging(every=2))
+    optimizer = gadam.Gadam(params, average=gadam.Averaging(start=None, every=2))
     train(optimizer, params, 3)
     optimizer.average.begin()
     assert (optimizer.average.phase, optimizer.average.count) == ("averaging", 0)

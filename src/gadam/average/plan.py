@@ -61,7 +61,8 @@ class Weighting(ABC):
             return 1.0 if count == 1 else self._weight(float(count), math)
         if not count.is_floating_point():
             count = count.to(torch.float32 if count.device.type == "mps" else torch.float64)
-        return self._weight(count, torch)
+        # Functions of a device may round a weight of exactly 1.
+        return torch.where(count > 1, self._weight(count, torch), 1.0)
 
     @abstractmethod
     def _weight(self, count: _Number, maths: ModuleType) -> _Number:
@@ -152,7 +153,7 @@ class PowerEMA(Weighting):
     sigma_rel: float = 0.1
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.sigma_rel <= _sigma_rel(0.0):
+        if not 0.0 < self.sigma_rel <= _sigma_rel(0.0) * (1 + 1e-12):  # with room for rounding
             raise ValueError(
                 f"Invalid sigma_rel: {self.sigma_rel}. sigma_rel must be in (0, 1/√12], "
                 f"1/√12 ≈ {_sigma_rel(0.0):.4f}."
