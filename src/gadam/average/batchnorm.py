@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +15,10 @@ from torch.nn.parallel import DistributedDataParallel
 from gadam import _torch
 from gadam._modes import preserved_modes
 
-__all__ = ["Batches", "refresh_batchnorm"]
+__all__ = ["BatchNorm", "Batches", "has_statistics_in_use", "refresh_batchnorm"]
 
 Batches = Iterable[Any] | Callable[..., object]
+BatchNorm = Batches | Literal[False] | None  # the batchnorm= argument of an average's methods
 
 
 def refresh_batchnorm(
@@ -137,6 +138,16 @@ def _pooled_statistics(model: nn.Module, process_group: Any = None) -> Iterator[
         finally:
             for handle in handles:
                 handle.remove()
+
+
+def has_statistics_in_use(model: nn.Module) -> bool:
+    """Return True if a BatchNorm layer has running statistics that training has updated.
+
+    Args:
+        model: The model.
+    """
+    counts = [getattr(layer, "num_batches_tracked", None) for layer in _layers(model)]
+    return any(count is None or bool(count) for count in counts)
 
 
 def _layers(model: nn.Module) -> list[nn.Module]:
