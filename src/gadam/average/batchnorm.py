@@ -15,7 +15,13 @@ from torch.nn.parallel import DistributedDataParallel
 from gadam import _torch
 from gadam._modes import preserved_modes
 
-__all__ = ["BatchNorm", "Batches", "has_statistics_in_use", "refresh_batchnorm"]
+__all__ = [
+    "BatchNorm",
+    "Batches",
+    "has_statistics_in_use",
+    "refresh_batchnorm",
+    "wrapped_module",
+]
 
 Batches = Iterable[Any] | Callable[..., object]
 BatchNorm = Batches | Literal[False] | None  # the batchnorm= argument of an average's methods
@@ -237,13 +243,21 @@ def _pool(moments: list[_Moments], group: Any) -> list[bool]:
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:
-    while True:
-        if isinstance(model, (DistributedDataParallel, nn.DataParallel)):
-            model = model.module
-        elif (compiled := _torch.unwrap_compiled(model)) is not None:
-            model = compiled
-        else:
-            return model
+    while (inner := wrapped_module(model)) is not None:
+        model = inner
+    return model
+
+
+def wrapped_module(module: nn.Module) -> nn.Module | None:
+    """Return the module inside the wrapper of DDP or ``torch.compile``, or None without one.
+
+    Args:
+        module: The module.
+    """
+    if isinstance(module, (DistributedDataParallel, nn.DataParallel)):
+        inner: nn.Module = module.module
+        return inner
+    return _torch.unwrap_compiled(module)
 
 
 def _group_of(model: nn.Module) -> Any:

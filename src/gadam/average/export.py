@@ -15,8 +15,17 @@ from torch import Tensor, nn
 
 from gadam import _torch
 from gadam._dtensor import is_dtensor, local
+from gadam.average.batchnorm import wrapped_module
 
-__all__ = ["Provenance", "exported", "read_provenance", "write_file"]
+__all__ = [
+    "Provenance",
+    "bare_names",
+    "exported",
+    "import_safetensors",
+    "read_provenance",
+    "refuse_overwrite",
+    "write_file",
+]
 
 _PREFIX = "gadam."
 
@@ -190,6 +199,29 @@ def exported(
         if isinstance(value, Tensor):
             state_dict[name] = copies[value]
     return state_dict
+
+
+def bare_names(model: nn.Module, state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a state dict with the names of the model without the wrappers of DDP and compile.
+
+    Args:
+        model: The model, which may be wrapped, or have wrapped modules.
+        state_dict: Its state dict.
+    """
+    prefixes = []
+    for path, module in model.named_modules():
+        inner = wrapped_module(module)
+        for name, child in module.named_children() if inner is not None else ():
+            if child is inner:
+                outer = f"{path}." if path else ""
+                prefixes.append((f"{outer}{name}.", outer))
+    bare = {}
+    for name, value in state_dict.items():
+        for prefix, outer in reversed(prefixes):  # inner modules first
+            if name.startswith(prefix):
+                name = outer + name[len(prefix) :]
+        bare[name] = value
+    return bare
 
 
 def _cast(tensor: Tensor, dtype: torch.dtype | None, device: torch.device) -> Tensor:
