@@ -13,7 +13,7 @@ from gadam.average.health import Health, measure
 
 def of(weights: list[Tensor], averages: list[Tensor], weight: float = 0.5) -> Health:
     values = dict(zip(weights, averages))
-    return measure(weights, lambda p: values[p], weight, samples=3, skipped=1)
+    return measure(weights, lambda p: p, lambda p: values[p], weight, samples=3, skipped=1)
 
 
 def test_distance_is_relative_to_the_norm_of_the_weights():

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gadam._dtensor import is_dtensor, local
+from gadam._dtensor import is_dtensor
 
 __all__ = ["Health", "measure"]
 
@@ -94,6 +94,7 @@ class Health:
 @torch.no_grad()
 def measure(
     params: Iterable[Tensor],
+    weights: Callable[[Tensor], Tensor],
     average: Callable[[Tensor], Tensor],
     weight: float,
     samples: int,
@@ -108,6 +109,7 @@ def measure(
 
     Args:
         params: The averaged parameters.
+        weights: Returns this process's shard of a parameter's raw weights.
         average: Returns this process's shard of a parameter's average.
         weight: The weight of the next sample.
         samples: The number of samples.
@@ -120,7 +122,7 @@ def measure(
     sums: defaultdict[Any, list[Tensor]] = defaultdict(list)
     for p in params:
         mesh = p.device_mesh if reduce and is_dtensor(p) else None  # type: ignore[attr-defined]
-        sums[mesh].append(_sums(local(p).detach(), average(p), weight) / _replicas(p, mesh))
+        sums[mesh].append(_sums(weights(p), average(p), weight) / _replicas(p, mesh))
     total = sum((_over_mesh(mesh, _total(rows)) for mesh, rows in sums.items()), torch.zeros(6))
     gap, norm, changed, differ, bad_averages, bad_weights = total.tolist()
     finite = not bad_averages and not bad_weights
