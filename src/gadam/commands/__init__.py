@@ -110,14 +110,7 @@ def _help() -> str:
 
 
 def _load(command: Command) -> Callable[[list[str]], int]:
-    try:
-        module = import_module(f"gadam.commands.{command.module or command.name}")
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("gadam"):
-            raise
-        raise SystemExit(
-            f"gadam {command.name} needs {error.name}. Run: pip install 'gadam[{command.extra}]'"
-        ) from None
+    module = import_module(f"gadam.commands.{command.module or command.name}")
     run: Callable[[list[str]], int] = module.run
     return run
 
@@ -159,6 +152,13 @@ def _run(command: Command, arguments: list[str]) -> int:
     except UserError as error:
         print(f"gadam {command.name}: {error}", file=sys.stderr)
         return 2
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package in ("", "gadam"):
+            raise
+        raise SystemExit(
+            f"gadam {command.name} needs {package}. Run: pip install 'gadam[{command.extra}]'"
+        ) from None
     except KeyboardInterrupt:
         message = "\nInterrupted. Rerun the same command to resume."
         print(message, file=sys.stderr, flush=True)

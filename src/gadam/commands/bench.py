@@ -348,8 +348,8 @@ def to_markdown(report: Document) -> str:
 class _Options:
     """Time one optimizer step on this machine, beside other optimizers."""
 
-    networks: Annotated[tyro.conf.Positional[tuple[str, ...]], option("NETWORK")] = ()
-    """Networks whose parameter shapes to use: resnet50, vgg16, preresnet110, awd-lstm,
+    networks: Annotated[tyro.conf.Positional[tuple[str, ...]], option("[NETWORK ...]")] = ()
+    """Networks to take the parameter shapes from: resnet50, vgg16, preresnet110, awd-lstm or
     transformer. Default: all."""
     repetitions: Count = 25
     """Steps to time per optimizer, interleaved."""

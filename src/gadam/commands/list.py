@@ -41,6 +41,7 @@ def run(arguments: list[str]) -> int:
         return 0
     for name, small, large in found:
         content = {
+            "event": "experiment",
             "name": name,
             "title": small.title,
             "recipes": [r.name for r in small.recipes.values()],

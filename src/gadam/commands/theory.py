@@ -28,7 +28,7 @@ class _Options:
 
     name: Annotated[tyro.conf.Positional[str], option("NAME")]
     """A figure, `all` of them, or `plan` for advice from a run's loss curve."""
-    folder: Annotated[tyro.conf.Positional[Path | None], option("RUN")] = None
+    folder: Annotated[tyro.conf.Positional[Path | None], option("[RUN]")] = None
     """The run's folder, for `plan`."""
     out: Annotated[Path, option("DIR")] = Path("runs/theory")
     """Where to write the figures."""
