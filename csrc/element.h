@@ -14,9 +14,10 @@
  *   EITHER(mask, x, y)    x if the mask is -1, and y if it is 0
  *   NORMAL, INFINITE      the bits of the smallest normal number and of infinity
  *   MAGNITUDE(x)          |x| of STORE as an integer with the same order; infinity and NaN are last
+ *   STORED_INFINITE       the magnitude of infinity
  *
- * The average to `fold` the parameters into, if any, has type REAL. Returns the largest magnitude
- * of a new parameter.
+ * The average to `fold` the new parameters into, if any, has type REAL. Parameters that are not
+ * finite are not folded in. Returns the largest magnitude of a new parameter.
  *
  * The code is written to be vectorized: no branch depends on an element, and mode, amsgrad, fold
  * and any_weight are constants after inlining. Each block is processed in two passes while it is in
@@ -55,13 +56,9 @@ ALWAYS_INLINE int64_t RUN(const Coefficients *c, STORE *restrict param, const ST
 #pragma omp simd reduction(min : least) reduction(max : most)
         for (int64_t i = 0; i < length; ++i) {
             const REAL p = LOAD(p_[i]);
-            /* torch's lerp has two forms, exact at weights 0 and 1. Use them here too. */
-            if (fold) {
-                const REAL a = a_[i];
-                a_[i] = EITHER(from_average, a, p) + share * (p - a);
-            }
             const REAL g = LOAD(g_[i]) * sign + l2 * ONLY_IF(has_l2, p);
             REAL m = LOAD(m_[i]), v = LOAD(v_[i]);
+            /* torch's lerp has two forms, exact at weights 0 and 1. Use them here too. */
             m = EITHER(from_moment, m, g) + share1 * (g - m);
             v = v * beta2 + new2 * g * g;
             m_[i] = SAVE(m);
@@ -99,6 +96,9 @@ ALWAYS_INLINE int64_t RUN(const Coefficients *c, STORE *restrict param, const ST
             PREFETCH(m_ + i);
             PREFETCH(v_ + i);
         }
+        if (fold)
+            for (int64_t i = BLOCK; i < 2 * BLOCK; i += LINE / (int)sizeof(REAL))
+                PREFETCH(a_ + i);
 #define APPLY(expression)                                                                          \
     _Pragma("omp simd reduction(max : worst)") for (int64_t i = 0; i < length; ++i)                \
     {                                                                                              \
@@ -107,6 +107,11 @@ ALWAYS_INLINE int64_t RUN(const Coefficients *c, STORE *restrict param, const ST
         p_[i] = stored;                                                                            \
         const BITS magnitude = MAGNITUDE(stored);                                                  \
         worst = magnitude > worst ? magnitude : worst;                                             \
+        if (fold) {                                                                                \
+            const REAL p = LOAD(stored), a = a_[i];                                                \
+            const BITS finite = magnitude < STORED_INFINITE ? -1 : 0;                              \
+            a_[i] = EITHER(finite, EITHER(from_average, a, p) + share * (p - a), a);               \
+        }                                                                                          \
     }
         if (mode == MODE_HALF) {
             APPLY(/ d)
@@ -142,3 +147,4 @@ ALWAYS_INLINE int64_t RUN(const Coefficients *c, STORE *restrict param, const ST
 #undef NORMAL
 #undef INFINITE
 #undef MAGNITUDE
+#undef STORED_INFINITE

@@ -29,10 +29,10 @@ typedef struct {
     const int64_t *numel;
     double lr, beta1, beta2, eps, weight_decay, partial;
     double grad_factor; /* 1, or -1 to maximize, divided by GradScaler's scale */
-    double fold_weight; /* the weight of the deferred sample in the average */
+    double fold_weight; /* the weight of the sample in the average */
     int32_t type, step_type;
     int32_t decoupled, amsgrad, paper;
-    int32_t fold; /* whether to fold the parameters, as before the step, into the average */
+    int32_t fold; /* whether to fold the updated parameters into the average */
     int32_t threads;
     int32_t not_finite; /* output: whether any parameter is not finite after the step */
 } Job;
@@ -248,6 +248,7 @@ ALWAYS_INLINE uint16_t save_f16(float x)
 #define NORMAL 0x00800000
 #define INFINITE 0x7f800000
 #define MAGNITUDE(x) (float_bits(x) & 0x7fffffff)
+#define STORED_INFINITE INFINITE
 #include "element.h"
 
 #define RUN run_f64
@@ -268,6 +269,7 @@ ALWAYS_INLINE uint16_t save_f16(float x)
 #define NORMAL 0x0010000000000000
 #define INFINITE 0x7ff0000000000000
 #define MAGNITUDE(x) (double_bits(x) & 0x7fffffffffffffff)
+#define STORED_INFINITE INFINITE
 #include "element.h"
 
 #define RUN run_bf16
@@ -288,6 +290,7 @@ ALWAYS_INLINE uint16_t save_f16(float x)
 #define NORMAL 0x00800000
 #define INFINITE 0x7f800000
 #define MAGNITUDE MAGNITUDE_16
+#define STORED_INFINITE 0x7f80
 #include "element.h"
 
 #define RUN run_f16
@@ -308,6 +311,7 @@ ALWAYS_INLINE uint16_t save_f16(float x)
 #define NORMAL 0x00800000
 #define INFINITE 0x7f800000
 #define MAGNITUDE MAGNITUDE_16
+#define STORED_INFINITE 0x7c00
 #include "element.h"
 
 /* ---------------------------------------------------------- variants and instruction sets */

@@ -12,6 +12,7 @@ from gadam.average import (
     Plateau,
     PowerEMA,
     Window,
+    average_of,
 )
 from gadam.optim import Gadam, GadamX, Padam, PadamW, backends
 
@@ -37,6 +38,7 @@ __all__ = [
     "Plateau",
     "PowerEMA",
     "Window",
+    "average_of",
     "backends",
     "refresh_batchnorm",
     "schedule",

@@ -11,12 +11,12 @@ import functools
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from operator import attrgetter
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 __all__ = [
     "BATCHNORM_TYPES",
@@ -27,7 +27,9 @@ __all__ = [
     "disable_dynamo",
     "enable_amp_scaling",
     "foreach_by_default",
+    "global_step_post_hooks",
     "group_by_device_and_dtype",
+    "is_on_host",
     "is_zero_tensor",
     "new_dtensor",
     "optimizer_hooks",
@@ -37,7 +39,6 @@ __all__ = [
     "tree_map",
     "unwrap_compiled",
     "use_grad_if_differentiable",
-    "versions",
 ]
 
 _P = ParamSpec("_P")
@@ -131,6 +132,20 @@ def optimizer_hooks(optimizer: Optimizer, kind: str) -> Hooks:
     table = getattr(optimizer, _HOOKS.format(kind), None)
     if table is None:  # a handle knows the table that it is in
         handle = getattr(optimizer, f"register_{kind}_hook")(lambda *_: None)
+        table = handle.hooks_dict_ref()
+        handle.remove()
+    hooks: Hooks = table
+    return hooks
+
+
+_global_step_post_hooks = _find("torch.optim.optimizer", "_global_optimizer_post_hooks")
+
+
+def global_step_post_hooks() -> Hooks:
+    """Return the table of the hooks that run after every optimizer's step, in their order."""
+    table = _global_step_post_hooks
+    if table is None:  # a handle knows the table that it is in
+        handle = register_optimizer_step_post_hook(lambda *_: None)
         table = handle.hooks_dict_ref()
         handle.remove()
     hooks: Hooks = table
@@ -300,6 +315,11 @@ def _description(tensor: object) -> tuple[object, ...] | None:
     )
 
 
+def is_on_host(tensor: Tensor) -> bool:
+    """Return True if reading a tensor's value does not wait for an accelerator."""
+    return tensor.device.type == "cpu"
+
+
 _is_zerotensor = getattr(Tensor, "_is_zerotensor", None)
 
 
@@ -308,17 +328,6 @@ def is_zero_tensor(tensor: Tensor) -> bool:
     if _is_zerotensor is not None:
         return bool(_is_zerotensor(tensor))
     return tensor.numel() > 0 and tensor.data_ptr() == 0
-
-
-_version = attrgetter("_version") if hasattr(Tensor, "_version") else None
-
-
-def versions(tensors: Sequence[Tensor]) -> list[int] | None:
-    """Return how often autograd has seen a write to each tensor, or None if it does not tell.
-
-    A caller that gets None must assume that the tensors have changed.
-    """
-    return None if _version is None else list(map(_version, tensors))
 
 
 _pytree = _find("torch.utils", "_pytree")

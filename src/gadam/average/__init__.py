@@ -11,6 +11,7 @@ from gadam.average.plan import (
     PowerEMA,
     Window,
 )
+from gadam.average.wrappers import average_of
 
 __all__ = [
     "EMA",
@@ -22,4 +23,5 @@ __all__ = [
     "Plateau",
     "PowerEMA",
     "Window",
+    "average_of",
 ]

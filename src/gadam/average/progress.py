@@ -104,31 +104,35 @@ class Numbers:
 
     Args:
         values: The numbers.
+
+    Attributes:
+        known: The numbers as the host last knew them.
+        unread: How often a device has replaced them since.
     """
 
     def __init__(self, values: tuple[float, ...]) -> None:
-        self._values: tuple[float, ...] | None = values
+        self.known = values
+        self.unread = 0
         self._tensor: Tensor | None = None
 
     @property
     def on_host(self) -> bool:
-        """Whether reading the numbers costs nothing."""
-        return self._values is not None
+        """Whether the host knows the numbers."""
+        return not self.unread
 
     def get(self) -> tuple[float, ...]:
-        """Return the numbers. This waits for the device if they changed there."""
-        if self._values is None:
-            assert self._tensor is not None
-            self._values = tuple(self._tensor.tolist())
-        return self._values
+        """Return the numbers. This waits for the device if they have changed there."""
+        if self.unread and self._tensor is not None:
+            self.known, self.unread = tuple(self._tensor.tolist()), 0
+        return self.known
 
     def set(self, values: tuple[float, ...]) -> None:
-        """Replace the numbers, on the host.
+        """Replace the numbers on the host.
 
         Args:
             values: The numbers.
         """
-        self._values, self._tensor = values, None
+        self.known, self.unread, self._tensor = values, 0, None
 
     def on(self, device: torch.device) -> Tensor:
         """Return the numbers as a vector on a device.
@@ -136,17 +140,18 @@ class Numbers:
         Args:
             device: The device.
         """
-        if self._tensor is None or self._tensor.device != device:
-            self._tensor = _vector(self.get(), device)
-        return self._tensor
+        if self._tensor is None:
+            self._tensor = _vector(self.known, device)
+        return self._tensor.to(device, non_blocking=True)
 
     def replace(self, tensor: Tensor) -> None:
-        """Replace the numbers, on a device.
+        """Replace the numbers on a device.
 
         Args:
             tensor: The numbers as a vector.
         """
-        self._values, self._tensor = None, tensor
+        self._tensor = tensor
+        self.unread += 1
 
 
 class Tracker:

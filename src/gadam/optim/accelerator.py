@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from gadam import _torch
+from gadam._dtensor import local
+from gadam.average.fold import Fold
 
 __all__ = ["describe", "step", "supports"]
 
@@ -67,6 +69,9 @@ def _kernel() -> Any:
         lr_ptr,
         grad_scale_ptr,
         found_inf_ptr,
+        average_ptr,
+        fold_weight_ptr,
+        not_finite_ptr,
         numel,
         lr_number,
         log_beta1,
@@ -86,6 +91,7 @@ def _kernel() -> Any:
         HAS_GRAD_SCALE: tl.constexpr,
         HAS_FOUND_INF: tl.constexpr,
         LR_TENSOR: tl.constexpr,
+        FOLD: tl.constexpr,
         BLOCK: tl.constexpr,
     ):
         offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -144,9 +150,46 @@ def _kernel() -> Any:
         if not PAPER and not HALF:
             size = size * tl.sqrt(correction2)
         p = p - size * update
-        tl.store(param_ptr + offsets, p.to(param_ptr.dtype.element_ty), mask=mask)
+        stored = p.to(param_ptr.dtype.element_ty)
+        tl.store(param_ptr + offsets, stored, mask=mask)
+        if FOLD:
+            # the parameter as it is stored; entries that are not finite are left out and reported
+            new = stored.to(tl.float32)
+            finite = tl.abs(new) < float("inf")  # False for NaN
+            average = tl.load(average_ptr + offsets, mask=mask, other=0.0)
+            weight = tl.load(fold_weight_ptr)
+            # like torch's lerp
+            close = average + weight * (new - average)
+            distant = new - (1.0 - weight) * (new - average)
+            folded = tl.where(weight < 0.5, close, distant)
+            tl.store(average_ptr + offsets, folded, mask=mask & finite)
+            bad = tl.max(tl.where(mask & (finite == 0), 1, 0), axis=0)
+            tl.atomic_max(not_finite_ptr, bad)
 
     return padam_kernel
+
+
+@functools.cache
+def _undo_kernel() -> Any:
+    """Return the kernel that takes a folded sample out again if a flag on the device is set."""
+    import triton
+    import triton.language as tl
+
+    @triton.jit  # type: ignore[untyped-decorator]
+    def undo_kernel(  # type: ignore[no-untyped-def]
+        param_ptr, average_ptr, weight_ptr, flag_ptr, numel, BLOCK: tl.constexpr
+    ):
+        offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        end = tl.where(tl.load(flag_ptr) != 0, numel, 0)  # without the flag, nothing is read
+        mask = offsets < end
+        p = tl.load(param_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+        average = tl.load(average_ptr + offsets, mask=mask, other=0.0)
+        weight = tl.load(weight_ptr)
+        before = average + (average - p) * (weight / (1.0 - weight))
+        before = tl.where(weight == 1.0, 0.0, before)  # the first sample
+        tl.store(average_ptr + offsets, before, mask=mask & (tl.abs(p) < float("inf")))
+
+    return undo_kernel
 
 
 def step(
@@ -159,6 +202,8 @@ def step(
     *,
     grad_scale: Tensor | None,
     found_inf: Tensor | None,
+    fold: Fold | None = None,
+    indices: list[int] | None = None,
     beta1: float,
     beta2: float,
     lr: float | Tensor,
@@ -183,6 +228,9 @@ def step(
         state_steps: Their step counts.
         grad_scale: GradScaler's scale, which the gradients still contain.
         found_inf: GradScaler's verdict. If it is nonzero, the step changes nothing.
+        fold: Averages to fold the updated parameters into. They are folded in if they are in
+            float32, on the device and in the layout of the parameters.
+        indices: The parameters' indices in ``fold``.
         beta1: The decay rate of the first moments.
         beta2: The decay rate of the second moments.
         lr: The learning rate.
@@ -209,6 +257,14 @@ def step(
     )
     _torch.foreach_add_(state_steps, 1)
     block = 1024
+    averages: list[Tensor] = []
+    weight = not_finite = params[0]
+    if fold is not None and indices is not None:
+        averages = [local(fold.averages[i]) for i in indices]
+        if _fits(averages, params):
+            weight, not_finite = _note(fold, indices, params, averages)
+        else:
+            averages = []
     for i, p in enumerate(params):
         if not p.numel():
             continue
@@ -222,6 +278,9 @@ def step(
             rate if rate is not None else p,
             grad_scale if grad_scale is not None else p,
             found_inf if found_inf is not None else p,
+            averages[i] if averages else p,
+            weight,
+            not_finite,
             p.numel(),
             *numbers,
             DECOUPLED=decoupled_weight_decay,
@@ -233,8 +292,45 @@ def step(
             HAS_GRAD_SCALE=grad_scale is not None,
             HAS_FOUND_INF=found_inf is not None,
             LR_TENSOR=rate is not None,
+            FOLD=bool(averages),
             BLOCK=block,
         )
     if found_inf is not None:
         _torch.foreach_sub_(state_steps, [found_inf] * len(state_steps))
-    torch.autograd.graph.increment_version(params)
+    torch.autograd.graph.increment_version([*params, *averages])
+
+
+def _fits(averages: list[Tensor], params: list[Tensor]) -> bool:
+    return all(
+        average.dtype == torch.float32
+        and average.device == p.device
+        and average.shape == p.shape
+        and average.stride() == p.stride()
+        for average, p in zip(averages, params)
+    )
+
+
+def _note(
+    fold: Fold, indices: list[int], params: list[Tensor], averages: list[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Note what the kernel folds in, and how to undo it. Returns the weight and the flag."""
+    device = params[0].device
+    if isinstance(fold.weight, float):
+        fold.weight = fold.device_weight(device).to(torch.float32)
+    if fold.not_finite is None:
+        fold.not_finite = torch.zeros((), dtype=torch.int32, device=device)
+    weight, before = fold.weight, fold.kernel_undo_if
+    fold.folded += indices
+
+    def undo_if(flag: Tensor) -> None:
+        if before is not None:  # the parameters of another type
+            before(flag)
+        kernel, block = _undo_kernel(), 1024
+        flag = flag.to(device, torch.int32)
+        for p, average in zip(params, averages):
+            if p.numel():
+                grid = ((p.numel() + block - 1) // block,)
+                kernel[grid](p, average, weight, flag, p.numel(), BLOCK=block)
+
+    fold.kernel_undo_if = undo_if
+    return weight, fold.not_finite

@@ -203,7 +203,8 @@ class Launch:
 
         Args:
             grads: The gradients.
-            averages: The averages to fold the parameters into, as they are *before* the step.
+            averages: The averages to fold the parameters into, as they are *after* the step.
+                Parameters that are not finite are not folded in.
             beta1: The decay rate of the first moments.
             beta2: The decay rate of the second moments.
             lr: The learning rate.

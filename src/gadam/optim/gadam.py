@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
-from gadam.average.built_in import PROGRESS, BuiltInAverage
+from gadam.average.fold import Fold
+from gadam.average.iterate import IterateAverage
 from gadam.average.plan import Averaging
 from gadam.optim.padam import Padam
 from gadam.optim.update import Form
@@ -19,47 +22,59 @@ __all__ = ["Gadam", "GadamX"]
 class _Averaged(Padam):
     """Padam that stores the average of its iterates in its own state."""
 
+    _has_own_step: ClassVar[bool] = True
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        # A subclass with another step() could still change the weights after the kernel's pass.
+        cls._has_own_step = inspect.unwrap(cls.step) is inspect.unwrap(Padam.step)
+
     def __init__(
         self, params: ParamsT, *args: Any, average: Averaging | None, **kwargs: Any
     ) -> None:
         super().__init__(params, *args, **kwargs)
-        self._average = BuiltInAverage(self, average)
+        self._average = IterateAverage.built_into(self, average)
 
     @property
-    def average(self) -> BuiltInAverage:
+    def average(self) -> IterateAverage:
         """The running average of the iterates."""
         return self._average
 
-    def _fold_targets(self, params: list[Tensor]) -> tuple[list[Tensor] | None, float]:
-        return self._average.fold_targets(params)
+    def _fold_into(
+        self, params: list[Tensor], states: list[dict[str, Tensor]] | None = None
+    ) -> Fold | None:
+        if torch.compiler.is_compiling() or not self._has_own_step:
+            return None
+        return self._average.fold_into(params, states)
+
+    def _cancel_folds(self) -> None:
+        self._average.cancel_folds()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the optimizer's state, its average included."""
-        self._average.flush()
-        return super().state_dict()
+        self._average.publish()
+        return self._average.add_to(super().state_dict())
 
     def __getstate__(self) -> dict[str, Any]:
-        self._average.flush()
         if self.__dict__.get("_applied_average") is not None:
             raise RuntimeError(
                 "An optimizer cannot be copied or pickled while its average is applied."
             )
+        self._average.publish()
         return {**super().__getstate__(), "_averaging": self._average.averaging}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         state = dict(state)
         averaging = state.pop("_averaging", None)
         super().__setstate__(state)
-        if "_average" in self.__dict__:  # in load_state_dict; an older checkpoint has no average
-            self._average.reopen_store()
-        else:  # in a copy, or after unpickling
-            progress = self.param_groups[0].get(PROGRESS)
-            self._average = BuiltInAverage(self, averaging)
-            if progress is not None:
-                self.param_groups[0][PROGRESS] = progress
+        if "_average" not in self.__dict__:  # in a copy, or after unpickling
+            self._average = IterateAverage.built_into(self, averaging)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the optimizer's state, its average included.
+
+        The state may be that of torch's AdamW. The average then starts empty, and the plan's
+        ``start`` counts the steps that AdamW has taken.
 
         Args:
             state_dict: The result of :meth:`state_dict`.

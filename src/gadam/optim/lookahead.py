@@ -144,6 +144,13 @@ class Lookahead(Optimizer):
                 elif slow is None and p.requires_grad and p not in self._initial:
                     self._initial[p] = p.detach().clone(memory_format=torch.preserve_format)
 
+    def edits_weights_after_this_step(self) -> bool:
+        """Return whether the step that begins ends with a synchronization."""
+        steps = self.param_groups[0].get("lookahead_steps", 0)
+        return (steps + 1) % self.k == 0 and not (
+            self.until_average and self.average._begun_by_this_step
+        )
+
     @_torch.disable_dynamo
     @torch.no_grad()
     def _after_step(self, *_: object) -> None:
@@ -159,10 +166,9 @@ class Lookahead(Optimizer):
             steps == 0 and is_dry_run(self.optimizer)
         ):
             return
+        synchronize = self.edits_weights_after_this_step()
         first["lookahead_steps"] = steps + 1
-        if (steps + 1) % self.k == 0 and not (
-            self.until_average and self.average._begun_by_this_step
-        ):
+        if synchronize:
             self._synchronize()
 
     def _synchronize(self) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from gadam import _torch
+from gadam.average.fold import Fold
 from gadam.optim.cpu import CachedLaunch, can_count_steps, same_layout
 from gadam.optim.update import FORMS, Form, check_tensor_arguments, padam, to_scalar
 
@@ -268,6 +269,17 @@ class Padam(Optimizer):
             with torch.enable_grad():
                 loss = closure()
 
+        if torch.compiler.is_compiling():
+            self._step_groups()
+            return loss
+        try:
+            self._step_groups()
+        except BaseException:
+            self._cancel_folds()
+            raise
+        return loss
+
+    def _step_groups(self) -> None:
         # Whether all parameters are finite, or None unless the kernel has checked every group.
         finite: bool | None = True
         for group in self.param_groups:
@@ -293,7 +305,6 @@ class Padam(Optimizer):
                 state_steps,
             )
 
-            averages, fold_weight = self._fold_targets(params_with_grad)
             verdict = padam(
                 params_with_grad,
                 grads,
@@ -308,8 +319,7 @@ class Padam(Optimizer):
                 has_complex=has_complex,
                 grad_scale=getattr(self, "grad_scale", None),
                 found_inf=getattr(self, "found_inf", None),
-                averages=averages,
-                fold_weight=fold_weight,
+                fold=self._fold_into(params_with_grad),
                 beta1=beta1,
                 beta2=beta2,
                 lr=group["lr"],
@@ -327,7 +337,6 @@ class Padam(Optimizer):
                 self._cache_launch(group)
         if not torch.compiler.is_compiling():  # torch 2.11 cannot trace the assignment
             self._finite = finite
-        return loss
 
     @_torch.disable_dynamo
     def _cache_launch(self, group: dict[str, Any]) -> None:
@@ -370,13 +379,15 @@ class Padam(Optimizer):
         if not launch.is_valid(params, grads, self.state):
             del self._launches[id(group)]
             return None
-        averages, fold_weight = self._fold_targets(params)
-        if averages is not None and not launch.supports_averages(averages):
-            return None
-        return launch.step(
+        fold = self._fold_into(params, launch.states)
+        averages, weight = None, None
+        if fold is not None and launch.supports_averages(fold.averages):
+            weight = fold.host_weight()
+            averages = fold.averages if weight is not None else None
+        finite = launch.step(
             grads,
             averages,
-            fold_weight=fold_weight,
+            fold_weight=weight or 0.0,
             beta1=group["betas"][0],
             beta2=group["betas"][1],
             lr=float(group["lr"]),
@@ -388,10 +399,18 @@ class Padam(Optimizer):
             partial=group["partial"],
             form=group["form"],
         )
+        if fold is not None and weight is not None:
+            fold.folded, fold.finite, fold.weight = list(range(len(params))), finite, weight
+        return finite
 
-    def _fold_targets(self, params: list[Tensor]) -> tuple[list[Tensor] | None, float]:
-        """Return the averages to fold these parameters into before the step, and the weight."""
-        return None, 0.0
+    def _fold_into(
+        self, params: list[Tensor], states: list[dict[str, Tensor]] | None = None
+    ) -> Fold | None:
+        """Return where to fold these parameters in after their update, if a sample is due."""
+        return None
+
+    def _cancel_folds(self) -> None:
+        """Take out what the current step has folded in, because the step has failed."""
 
 
 def _step_dtype(fused: bool | None) -> torch.dtype:

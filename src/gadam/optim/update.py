@@ -18,6 +18,7 @@ from torch.optim.adam import adam
 
 from gadam import _torch
 from gadam._dtensor import local
+from gadam.average.fold import Fold
 from gadam.optim import cpu
 
 __all__ = ["FORMS", "Form", "check_tensor_arguments", "padam", "to_scalar"]
@@ -285,8 +286,7 @@ def _fused_padam(
     max_exp_avg_sqs: list[Tensor],
     state_steps: list[Tensor],
     *,
-    averages: list[Tensor] | None,
-    fold_weight: float,
+    fold: Fold | None,
     grad_scale: Tensor | None,
     found_inf: Tensor | None,
     **kwargs: Any,
@@ -332,17 +332,14 @@ def _fused_padam(
     finite = True
     for indices in by_types.values():
         chosen = [pick(tensors, indices) for tensors in (params, aligned, *lists[2:])]
-        into = pick(averages, indices) if averages is not None else None
         if by_kernel:
-            finite &= _cpu_kernel_step(chosen, into, fold_weight, scale, **kwargs)
+            finite &= _cpu_kernel_step(chosen, fold, indices, scale, **kwargs)
         else:
-            if into is not None:
-                _fold(into, chosen[0], fold_weight)
-            _accelerator_step(chosen, grad_scale=grad_scale, found_inf=found_inf, **kwargs)
+            _accelerator_step(
+                chosen, fold, indices, grad_scale=grad_scale, found_inf=found_inf, **kwargs
+            )
     if rest:
         chosen = [pick(tensors, rest) for tensors in lists]
-        if averages is not None:
-            _fold(pick(averages, rest), chosen[0], fold_weight)
         chosen[1] = [grad / scale for grad in chosen[1]]
         _single_tensor_padam(*chosen, **kwargs)
     return finite if by_kernel and not rest else None
@@ -353,8 +350,8 @@ _NOT_FOR_KERNELS = ("capturable", "differentiable", "has_complex", "lr")
 
 def _cpu_kernel_step(
     lists: list[list[Tensor]],
-    averages: list[Tensor] | None,
-    fold_weight: float,
+    fold: Fold | None,
+    indices: list[int],
     scale: float,
     **kwargs: Any,
 ) -> bool:
@@ -365,15 +362,29 @@ def _cpu_kernel_step(
     columns["step"] = state_steps
     states = [dict(zip(columns, row)) for row in zip(*columns.values())]
     launch = cpu.Launch(params, states, tuple(columns))
-    if averages is not None and not launch.supports_averages(averages):
-        _fold(averages, params, fold_weight)
-        averages = None
+    averages, weight = None, None
+    if fold is not None:
+        averages = [local(fold.averages[i]) for i in indices]
+        weight = fold.host_weight() if launch.supports_averages(averages) else None
     options = {k: v for k, v in kwargs.items() if k not in _NOT_FOR_KERNELS}
-    lr = float(kwargs["lr"])
-    return launch.step(grads, averages, lr=lr, grad_scale=scale, fold_weight=fold_weight, **options)
+    finite = launch.step(
+        grads,
+        averages if weight is not None else None,
+        lr=float(kwargs["lr"]),
+        grad_scale=scale,
+        fold_weight=weight or 0.0,
+        **options,
+    )
+    if fold is not None and weight is not None:
+        fold.folded += indices
+        fold.weight = weight
+        fold.finite &= finite
+    return finite
 
 
-def _accelerator_step(lists: list[list[Tensor]], **kwargs: Any) -> None:
+def _accelerator_step(
+    lists: list[list[Tensor]], fold: Fold | None, indices: list[int], **kwargs: Any
+) -> None:
     from gadam.optim import accelerator  # rarely needed, and each module costs import time
 
     partial, form = kwargs["partial"], kwargs["form"]
@@ -391,6 +402,8 @@ def _accelerator_step(lists: list[list[Tensor]], **kwargs: Any) -> None:
             exp_avg_sqs,
             max_exp_avg_sqs,
             state_steps,
+            fold=fold,
+            indices=indices,
             lr=kwargs["lr"],
             **options,
         )
@@ -400,12 +413,6 @@ def _accelerator_step(lists: list[list[Tensor]], **kwargs: Any) -> None:
             f"kernel: {cpu.describe()}; accelerators: {accelerator.describe()}). Omit `fused`, or "
             "use `foreach=True`."
         )
-
-
-def _fold(averages: list[Tensor], params: list[Tensor], weight: float) -> None:
-    """Fold the parameters into averages of another type or on another device."""
-    for average, p in zip(averages, params):
-        average.lerp_(p.to(average.device, average.dtype), weight)
 
 
 def _eager_unless_capturable(function: Callable[_P, _T]) -> Callable[_P, _T]:
@@ -442,8 +449,7 @@ def padam(
     has_complex: bool = False,
     grad_scale: Tensor | None = None,
     found_inf: Tensor | None = None,
-    averages: list[Tensor] | None = None,
-    fold_weight: float = 0.0,
+    fold: Fold | None = None,
     beta1: float | Tensor,
     beta2: float | Tensor,
     lr: float | Tensor,
@@ -471,8 +477,8 @@ def padam(
         has_complex: Whether any parameter is complex.
         grad_scale: GradScaler's scale, which the gradients still contain.
         found_inf: GradScaler's verdict. If it is nonzero, the step changes nothing.
-        averages: The averages to fold the parameters into, as they are before the step.
-        fold_weight: The weight of the parameters in their averages.
+        fold: Averages to fold the updated parameters into, if the kernel can do that in its own
+            pass. It notes there what it has folded in.
         beta1: The decay rate of the first moments.
         beta2: The decay rate of the second moments.
         lr: The learning rate.
@@ -501,7 +507,6 @@ def padam(
             [local(t) for t in tensors]
             for tensors in (params, exp_avgs, exp_avg_sqs, max_exp_avg_sqs)
         )
-        averages = averages and [local(t) for t in averages]
 
     if foreach is None and fused is None:
         # Users of float64 prefer precision to speed, and at p = 1/2 the reference equals torch's
@@ -540,16 +545,13 @@ def padam(
     if fused:
         return _fused_padam(
             *lists,
-            averages=averages,
-            fold_weight=fold_weight,
+            fold=fold,
             grad_scale=grad_scale,
             found_inf=found_inf,
             **kwargs,
         )
     if grad_scale is not None or found_inf is not None:
         raise AssertionError("Expected grad_scale and found_inf to be None")
-    if averages is not None:
-        _fold(averages, params, fold_weight)
     if foreach:
         _multi_tensor_padam(*lists, **kwargs)
     else:

@@ -1,0 +1,354 @@
+"""Where an average is stored: in its optimizer's own state, or beside it.
+
+Both stores travel in the optimizer's ``state_dict()``, inside the entries of the parameters. So
+every kind of checkpoint carries them: ``torch.save``, distributed checkpoints, and the wrappers of
+training frameworks.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, MutableMapping, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from gadam.average.progress import Progress
+
+__all__ = ["BesideOptimizer", "InOptimizer", "Saved", "Store", "params_of"]
+
+Slots = dict[str, Tensor]
+StateDict = dict[str, Any]
+
+
+class Saved(NamedTuple):
+    """A saved average.
+
+    Attributes:
+        progress: The packed progress, or None if there was none.
+        slots: The buffers of each parameter, by name.
+    """
+
+    progress: Tensor | None
+    slots: dict[Tensor, Slots]
+
+
+class Store(ABC):
+    """The buffers of an average, per parameter, and how they enter and leave state dicts.
+
+    Args:
+        optimizers: The optimizers of the averaged parameters.
+        prefix: The name of the average in the parameters' state. Averages of one optimizer have
+            different names.
+    """
+
+    def __init__(self, optimizers: Sequence[Optimizer], prefix: str) -> None:
+        self.optimizers, self.prefix = list(optimizers), prefix
+        self._handles: list[RemovableHandle] = []
+        self._exported: tuple[Tensor, list[float]] | None = None  # in the last state dict
+
+    @property
+    def progress_key(self) -> str:
+        """The name of the packed progress in a parameter's state."""
+        return f"{self.prefix}_progress"
+
+    def slot_names(self, copies: int) -> list[str]:
+        """Return the names of a parameter's buffers: one, or the ring of a sliding window.
+
+        Args:
+            copies: The number of buffers.
+        """
+        return [self.prefix] if copies == 1 else [f"{self.prefix}_{i}" for i in range(copies)]
+
+    def owns(self, key: object) -> bool:
+        """Return True if this is the name of a buffer or of the progress of this average.
+
+        Args:
+            key: A key of a parameter's state.
+        """
+        name = str(key)
+        return name == self.prefix or name.startswith(self.prefix + "_")
+
+    @property
+    @abstractmethod
+    def table(self) -> MutableMapping[Tensor, Any]:
+        """The state of the parameters, which holds the buffers by name."""
+
+    def slots(self, p: Tensor) -> Slots:
+        """Return a parameter's buffers by name. The result is empty if it has none.
+
+        Args:
+            p: The parameter.
+        """
+        progress = self.progress_key
+        state = self.table.get(p, {})
+        return {key: v for key, v in state.items() if self.owns(key) and key != progress}
+
+    def replace(self, p: Tensor, slots: Slots) -> None:
+        """Replace a parameter's buffers.
+
+        Args:
+            p: The parameter.
+            slots: The new buffers by name. None are left if it is empty.
+        """
+        for key in [key for key in self.table.get(p, ()) if self.owns(key)]:
+            del self.table[p][key]
+        if slots:
+            self.table.setdefault(p, {}).update(slots)
+
+    @abstractmethod
+    def publish(self, progress: Tensor, create: bool = False) -> None:
+        """Show the progress where others look for it.
+
+        Args:
+            progress: The packed progress.
+            create: Show it in parameters that have no state yet, too.
+        """
+
+    @abstractmethod
+    def arrived(self) -> Saved | None:
+        """Return state that was written to ``optimizer.state`` directly, or None.
+
+        ZeroRedundancyOptimizer loads a state dict in this way, without calling any hook.
+        """
+
+    def close(self) -> None:
+        """Remove all hooks."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    # -------------------------------------------------------------------------------- state dicts
+
+    def insert(self, optimizer: Optimizer, state_dict: StateDict, progress: Progress) -> StateDict:
+        """Return an optimizer's state dict with its part of the average.
+
+        Args:
+            optimizer: The optimizer.
+            state_dict: Its state dict. It does not change.
+            progress: The progress. The state dict gets a copy, which later steps do not change.
+        """
+        params = params_of(optimizer)
+        averaged = [p for p in params if self.slots(p)]
+        # There may be progress without buffers: begin() was called, or a trigger has a state.
+        if not averaged and (progress.phase != "waiting" or progress.memory):
+            averaged = [p for p in params if p.requires_grad]
+        shown = {p for p in params if self.progress_key in self.table.get(p, ())}
+        carriers = [p for p in params if p in shown or p in set(averaged)]
+        if not carriers:
+            return state_dict
+        packed = progress.pack(carriers[0].device)
+        self._exported = packed, packed.tolist()
+        states = dict(state_dict["state"])
+        ids = [i for group in state_dict["param_groups"] for i in group["params"]]
+        chosen = set(carriers)
+        for p, i in zip(params, ids):
+            if p in chosen:
+                slots = self.slots(p)
+                states[i] = {**states.get(i, {}), **slots, self.progress_key: packed}
+        return {**state_dict, "state": states}
+
+    def extract(
+        self, optimizer: Optimizer, state_dict: StateDict, others: Sequence[Store]
+    ) -> tuple[StateDict, Saved]:
+        """Separate the average from an optimizer's state dict.
+
+        ``Optimizer.load_state_dict`` casts state to the parameter's dtype and device. A float32
+        average of bfloat16 weights would be rounded, and one on the host would move to the
+        accelerator and back.
+
+        Args:
+            optimizer: The optimizer.
+            state_dict: Its state dict. It does not change.
+            others: The stores of the optimizer's other averages, which keep their entries.
+
+        Returns:
+            The state dict without the average, and the average.
+        """
+
+        def is_ours(key: object) -> bool:
+            if self.owns(key):
+                return True
+            # the average of a plan that is not attached anymore
+            return bool(_ANY_AVERAGE.fullmatch(str(key))) and not any(o.owns(key) for o in others)
+
+        params = params_of(optimizer)
+        ids = [i for group in state_dict["param_groups"] for i in group["params"]]
+        states: dict[Any, Any] = {}
+        saved = Saved(None, {})
+        param_of = dict(zip(ids, params))
+        for i, state in state_dict["state"].items():
+            if not isinstance(state, dict):
+                states[i] = state
+                continue
+            rest = {key: value for key, value in state.items() if not is_ours(key)}
+            if rest or not state:
+                states[i] = rest
+            progress = state.get(self.progress_key)
+            if progress is not None and saved.progress is None:
+                saved = saved._replace(progress=progress)
+            slots = {k: v for k, v in state.items() if self.owns(k) and k != self.progress_key}
+            if slots and i in param_of:
+                saved.slots[param_of[i]] = slots
+        return {**state_dict, "state": states}, saved
+
+    def restored_in_place(self) -> Tensor | None:
+        """Return the progress that a checkpoint has written into the last state dict, if any.
+
+        A flattened distributed checkpoint restores the tensors of a state dict in place, and then
+        passes on only those entries that ``optimizer.state`` has.
+        """
+        if self._exported is None or self._exported[0].tolist() == self._exported[1]:
+            return None
+        return self._exported[0]
+
+
+_ANY_AVERAGE = re.compile(r"average\d*(_\d+|_progress)?")
+
+
+class InOptimizer(Store):
+    """Buffers in the optimizer's own state, for optimizers that allow for them, such as Gadam."""
+
+    _published: Tensor | None = None
+    _entries = -1  # the number of entries of the state when the progress was last published
+
+    @property
+    def table(self) -> MutableMapping[Tensor, Any]:
+        """The state of the parameters, which holds the buffers by name."""
+        return self.optimizers[0].state
+
+    def publish(self, progress: Tensor, create: bool = False) -> None:
+        """Show the progress in the state of every parameter that has one.
+
+        A flattened distributed checkpoint restores only the entries that the state has.
+
+        Args:
+            progress: The packed progress.
+            create: Show it in trainable parameters that have no state yet, too.
+        """
+        self._published = progress
+        table = self.table
+        for p in params_of(self.optimizers[0]):
+            if table.get(p) or (create and p.requires_grad):
+                table.setdefault(p, {})[self.progress_key] = progress
+        self._entries = len(table)
+
+    def is_published(self) -> bool:
+        """Return True if all entries of the state show the progress."""
+        return len(self.table) == self._entries
+
+    def arrived(self) -> Saved | None:
+        """Return state that was written to ``optimizer.state`` directly, or None."""
+        optimizer = self.optimizers[0]
+        found = _find_progress(optimizer, self.progress_key)
+        if found is None or found is self._published:
+            return None
+        params = params_of(optimizer)
+        return Saved(found, {p: slots for p in params if (slots := self.slots(p))})
+
+
+class BesideOptimizer(Store):
+    """Buffers in a table of their own, for any optimizer.
+
+    Optimizers initialize a parameter's state only if it is empty, so the buffers must not be there.
+    Hooks add them to the optimizer's state dict, and take them out again before it is loaded.
+
+    Args:
+        optimizers: The optimizers of the averaged parameters.
+        prefix: The name of the average in the parameters' state dicts.
+        progress: A function that returns the current progress.
+        load: A function that takes a saved average and returns one that installs it, or raises
+            before anything changes.
+        others: A function that returns the stores of an optimizer's other averages.
+    """
+
+    def __init__(
+        self,
+        optimizers: Sequence[Optimizer],
+        prefix: str,
+        progress: Callable[[], Progress],
+        load: Callable[[Optimizer, StateDict, Saved], Callable[[], None]],
+        others: Callable[[Optimizer], Sequence[Store]],
+    ) -> None:
+        super().__init__(optimizers, prefix)
+        self._table: dict[Tensor, Slots] = {}
+        self._install: dict[int, Callable[[], None]] = {}
+
+        def save(optimizer: Optimizer, state_dict: StateDict) -> StateDict:
+            return self.insert(optimizer, state_dict, progress())
+
+        def take(optimizer: Optimizer, state_dict: StateDict) -> StateDict:
+            rest, saved = self.extract(optimizer, state_dict, others(optimizer))
+            self._install[id(optimizer)] = load(optimizer, rest, saved)
+            return rest
+
+        def install(optimizer: Optimizer) -> None:
+            self._install.pop(id(optimizer))()
+
+        for optimizer in self.optimizers:
+            self._handles += [
+                optimizer.register_state_dict_post_hook(save),
+                optimizer.register_load_state_dict_pre_hook(take),
+                optimizer.register_load_state_dict_post_hook(install, prepend=True),
+            ]
+
+    @property
+    def table(self) -> MutableMapping[Tensor, Any]:
+        """The buffers of the parameters by name."""
+        return self._table
+
+    def publish(self, progress: Tensor, create: bool = False) -> None:
+        """Do nothing: the progress appears only in state dicts.
+
+        Args:
+            progress: The packed progress.
+            create: Show it in parameters that have no state yet, too.
+        """
+
+    def arrived(self) -> Saved | None:
+        """Return state that was written to ``optimizer.state`` directly, and remove it there."""
+        result: Saved | None = None
+        for optimizer in self.optimizers:
+            found = _find_progress(optimizer, self.progress_key)
+            if found is None:
+                continue
+            result = result if result is not None else Saved(found, {})
+            for p in params_of(optimizer):
+                state = optimizer.state.get(p)
+                if not isinstance(state, dict):
+                    continue
+                slots = {key: state.pop(key) for key in list(state) if self.owns(key)}
+                slots.pop(self.progress_key, None)
+                if slots:
+                    result.slots[p] = slots
+                if not state:
+                    del optimizer.state[p]
+        return result
+
+
+def _find_progress(optimizer: Optimizer, key: str) -> Tensor | None:
+    """Return the progress in the state of the first parameter that is trained, or None."""
+    state = optimizer.state
+    if not state:
+        return None
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            if p.requires_grad:
+                entry = state.get(p)
+                found = entry.get(key) if isinstance(entry, dict) else None
+                return found if isinstance(found, Tensor) else None
+    return None
+
+
+def params_of(*optimizers: Optimizer) -> list[Tensor]:
+    """Return all parameters of some optimizers, in order.
+
+    Args:
+        optimizers: The optimizers.
+    """
+    return [
+        p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]
+    ]
