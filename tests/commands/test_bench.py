@@ -1,0 +1,73 @@
+"""`gadam bench`: the shapes of its networks, what it measures, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+
+import pytest
+
+from gadam.commands import bench, main
+
+
+@pytest.mark.parametrize(
+    ("network", "tensors", "parameters"),
+    [
+        ("resnet50", 161, 25_557_032),
+        ("vgg16", 58, 15_299_748),
+        ("preresnet110", 332, 1_169_972),
+        ("awd-lstm", 14, 24_221_600),
+        ("transformer", 148, 110_418_432),
+    ],
+)
+def test_shapes_are_those_of_the_networks(network, tensors, parameters):
+    shapes = list(bench.NETWORKS[network]())
+    assert len(shapes) == tensors
+    assert sum(map(math.prod, shapes)) == parameters
+
+
+def test_measures_prints_and_writes(tmp_path, capsys):
+    file = tmp_path / "report.json"
+    assert main(["bench", "preresnet110", "--repetitions", "1", "--out", str(file)]) == 0
+    text = capsys.readouterr().out
+    assert "| Gadam |" in text
+    assert "**preresnet110**: 332 tensors, 1,169,972 parameters" in text
+    assert f"The numbers are in {file}." in text
+    report = json.loads(file.read_text())
+    assert set(report) == {"machine", "versions", "networks"}
+    assert bench.to_markdown(report) in text
+    results = report["networks"][0]["results"]
+    assert results["torch AdamW fused"]["ratio"] == 1.0
+    # Two moments of four bytes, and four more for the average: there is no hidden state.
+    assert results["Gadam"]["state bytes per parameter"] == 8
+    assert results["Gadam, a sample every step"]["state bytes per parameter"] == 12
+
+
+def test_json_is_one_object_per_network(tmp_path, capsys, monkeypatch):
+    names = ["torch AdamW fused", "Gadam"]
+    known = bench.contenders()
+    monkeypatch.setattr(bench, "contenders", lambda: {name: known[name] for name in names})
+    file = tmp_path / "report.json"
+    arguments = ["preresnet110", "preresnet110", "--repetitions", "1", "--out", str(file)]
+    assert main(["bench", *arguments, "--json"]) == 0
+    captured = capsys.readouterr()
+    lines = [json.loads(line) for line in captured.out.splitlines()]
+    report = json.loads(file.read_text())
+    for line, network in zip(lines, report["networks"], strict=True):
+        assert line["event"] == "bench"
+        assert list(line["results"]) == names
+        assert {key: line[key] for key in network} == network
+        assert (line["machine"], line["versions"]) == (report["machine"], report["versions"])
+    # Peers that are not installed are named on the other stream.
+    assert "Left out schedulefree AdamW: it is not installed." in captured.err
+
+
+def test_peers_that_are_not_installed_are_left_out(monkeypatch):
+    monkeypatch.setitem(sys.modules, "schedulefree", None)
+    assert "schedulefree AdamW" not in bench.contenders()
+
+
+def test_the_base_is_always_measured():
+    measured = bench.measure("preresnet110", ["Gadam"], repetitions=1, warm_up=1)
+    assert list(measured["results"]) == ["torch AdamW fused", "Gadam"]
