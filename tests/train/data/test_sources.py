@@ -94,6 +94,35 @@ def test_fashion_mini_includes_its_license() -> None:
     assert "MIT" in text
 
 
+# ---------------------------------------------------------------------------------- cifar100n
+
+
+def test_cifar100n_replaces_the_training_labels_only(tmp_path: Path) -> None:
+    _, _, training, testing = write_layout("cifar100", tmp_path)
+    human = [(7 * index) % 100 for index in range(23)]
+    write(tmp_path / "cifar-100n" / "fine_labels.bin", bytes(human))
+    relabeled = load("CIFAR-100N", tmp_path)
+    assert relabeled.name == "cifar100n"
+    assert is_equal(relabeled.train, (training[0], human))
+    assert is_equal(relabeled.test, testing)
+    assert (relabeled.num_classes, relabeled.mean) == (100, load("cifar100", tmp_path).mean)
+
+
+def test_cifar100n_needs_one_valid_label_per_image(tmp_path: Path) -> None:
+    assert_load_fails("cifar100n", tmp_path, r"train\.bin is missing\. .*run `gadam data cifar100`")
+    write_layout("cifar100", tmp_path)
+    file = tmp_path / "cifar-100n" / "fine_labels.bin"
+    match = r"fine_labels\.bin is missing\. .*github.*noisy_label to .*fine_labels.bin, one byte"
+    assert_load_fails("cifar100n", tmp_path, match)
+    for content, reason in (
+        (b"", "0 labels for 23 training images"),
+        (bytes(22), "22 labels for 23 training images"),
+        (bytes([*range(22), 100]), "a label is out of range"),
+    ):
+        write(file, content)
+        assert_load_fails("cifar100n", tmp_path, rf"Cannot read .*fine_labels\.bin \({reason}\)")
+
+
 # ------------------------------------------------------------------------------ image folders
 
 
@@ -145,6 +174,7 @@ def test_missing_imagenet_folder_is_named(tmp_path: Path) -> None:
     [
         ("cifar10", 50_000, 10_000, 10),
         ("cifar100", 50_000, 10_000, 100),
+        ("cifar100n", 50_000, 10_000, 100),
         ("mnist", 60_000, 10_000, 10),
         ("fashion-mnist", 60_000, 10_000, 10),
     ],

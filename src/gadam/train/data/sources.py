@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import resources
 from pathlib import Path
@@ -114,6 +114,12 @@ def how_to_get(name: str, root: Path) -> str:
     if isinstance(source, _ImageFolders):
         place = root / "imagenet" / "{train,val}" / "<class>" / "*.JPEG"
         return f"{account}, and store the images as {place}. {IF_ELSEWHERE}"
+    if isinstance(source, _Relabeled):
+        return (
+            "Its images are those of CIFAR-100: run `gadam data cifar100`. Its labels are in "
+            "CIFAR-100_human.pt at github.com/UCSC-REAL/cifar-10-100n: write the array noisy_label "
+            f"to {root / source.labels}, one byte per image. {IF_ELSEWHERE}"
+        )
     place = root / source.layouts[0].folders[0]
     if name == "imagenet32":
         files = "train_data_batch_*.npz and val_data.npz"
@@ -174,7 +180,7 @@ class _Arrays:
     std: tuple[float, ...]
     may_be_sampled: bool = False
 
-    def read(self, root: Path) -> tuple[ImageSplit, ImageSplit, int]:
+    def read(self, root: Path) -> tuple[Images, Images, int]:
         """Return the training images, the test images and the number of classes."""
         incomplete = []
         for layout in self.layouts:
@@ -232,6 +238,41 @@ class _ImageFolders:
         return train, test, len(classes)
 
 
+@dataclass(frozen=True)
+class _Relabeled:
+    """A data set with other labels for its training images. The test labels stay.
+
+    Attributes:
+        original: The data set.
+        labels: The file of the labels below the folder of all data sets, one byte per image.
+    """
+
+    original: _Arrays
+    labels: str
+
+    @property
+    def mean(self) -> tuple[float, ...]:
+        """The published mean of each channel."""
+        return self.original.mean
+
+    @property
+    def std(self) -> tuple[float, ...]:
+        """The published standard deviation of each channel."""
+        return self.original.std
+
+    def read(self, root: Path) -> tuple[ImageSplit, ImageSplit, int]:
+        """Return the training images, the test images and the number of classes."""
+        train, test, classes = self.original.read(root)
+        file = root / self.labels
+        with naming(file):
+            labels = torch.tensor([*file.read_bytes()])
+            if len(labels) != len(train):
+                raise ValueError(f"{len(labels):,} labels for {len(train):,} training images")
+            if labels.max() >= classes:
+                raise ValueError("a label is out of range")
+        return replace(train, labels=labels), test, classes
+
+
 # --------------------------------------------------------------------------------------- the table
 
 
@@ -245,8 +286,27 @@ def _idx_layouts(*folders: str) -> tuple[_Layout, ...]:
 _IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _FASHION = (0.2860,), (0.3530,)
 _CIFAR10_BATCHES = tuple(f"data_batch_{number}" for number in range(1, 6))
+_CIFAR100 = _Arrays(
+    (
+        _Layout(
+            ("cifar-100-binary",),
+            ("train.bin",),
+            ("test.bin",),
+            partial(read_cifar_binary, label_bytes=2),
+        ),
+        _Layout(
+            ("cifar-100-python",),
+            ("train",),
+            ("test",),
+            partial(read_pickle, key="fine_labels"),
+        ),
+    ),
+    100,
+    (0.5071, 0.4865, 0.4409),
+    (0.2673, 0.2564, 0.2762),
+)
 
-_SOURCES: dict[str, _Arrays | _ImageFolders] = {
+_SOURCES: dict[str, _Arrays | _Relabeled | _ImageFolders] = {
     "fashion-mini": _Arrays(_idx_layouts(), 10, *_FASHION),
     "cifar10": _Arrays(
         (
@@ -267,25 +327,9 @@ _SOURCES: dict[str, _Arrays | _ImageFolders] = {
         (0.4914, 0.4822, 0.4465),
         (0.2470, 0.2435, 0.2616),
     ),
-    "cifar100": _Arrays(
-        (
-            _Layout(
-                ("cifar-100-binary",),
-                ("train.bin",),
-                ("test.bin",),
-                partial(read_cifar_binary, label_bytes=2),
-            ),
-            _Layout(
-                ("cifar-100-python",),
-                ("train",),
-                ("test",),
-                partial(read_pickle, key="fine_labels"),
-            ),
-        ),
-        100,
-        (0.5071, 0.4865, 0.4409),
-        (0.2673, 0.2564, 0.2762),
-    ),
+    "cifar100": _CIFAR100,
+    # The labels of human annotators, 40 % of them wrong (Wei et al., 2022, arXiv 2110.12088).
+    "cifar100n": _Relabeled(_CIFAR100, "cifar-100n/fine_labels.bin"),
     "mnist": _Arrays(_idx_layouts("MNIST/raw", "mnist"), 10, (0.1307,), (0.3081,)),
     "fashion-mnist": _Arrays(_idx_layouts("FashionMNIST/raw", "fashion-mnist"), 10, *_FASHION),
     "imagenet32": _Arrays(

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from typing_extensions import override
 
 from gadam.runs.recipe import Data, Recipe, RecipeError
-from gadam.train import data, lstm, models
+from gadam.train import data, lstm, models, transformer
 from gadam.train.data import text
 from gadam.train.tasks.task import Purpose, Task, seed_for
 
@@ -146,7 +146,7 @@ def build_classifier(recipe: Recipe, data_dir: str | None, device: torch.device)
     Raises:
         RecipeError: The recipe's network or data is not for images.
     """
-    if lstm.canonical(recipe.model) is not None:
+    if lstm.canonical(recipe.model) or transformer.canonical(recipe.model):
         raise RecipeError(
             f"{recipe.model} is a language model. Use a recipe for texts, such as lm-mini."
         )

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from typing_extensions import override
 
 from gadam.runs.recipe import Data, Recipe, RecipeError
-from gadam.train import lstm
+from gadam.train import lstm, transformer
 from gadam.train.data import text
 from gadam.train.tasks.task import Task, seed_for
 
@@ -176,7 +176,7 @@ def build_language_model(recipe: Recipe, data_dir: str | None, device: torch.dev
         device: The device on which weights are drawn, or "meta" for none.
 
     Raises:
-        RecipeError: The text is too short for the recipe.
+        RecipeError: The text is too short for the recipe, or the network is unknown.
     """
     corpus = _load_corpus(recipe.data, data_dir)
     assert recipe.language is not None
@@ -191,8 +191,15 @@ def build_language_model(recipe: Recipe, data_dir: str | None, device: torch.dev
             f"language.bptt={recipe.language.bptt} is too long for columns of {length} words "
             f"(batch_size={recipe.batch_size}). Reduce one of them."
         )
-    with device:
-        return lstm.build(recipe.model, len(corpus.words), **recipe.language.dropouts)
+    builders = (lstm.canonical, lstm.build), (transformer.canonical, transformer.build)
+    for known, build in builders:
+        if known(recipe.model):
+            with device:
+                return build(recipe.model, len(corpus.words), **recipe.language.dropouts)
+    raise RecipeError(
+        f"Unknown language model {recipe.model!r}. Choose from "
+        f"{', '.join([*lstm.names(), *transformer.names()])}. Image networks do not support text."
+    )
 
 
 @lru_cache(maxsize=2)  # a worker process trains many runs on the same data
