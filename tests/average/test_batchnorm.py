@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch import nn
 from torch.optim.swa_utils import update_bn
 
 import gadam
+from average_models import BATCHES, fit, small_model
 from contract import same
 
 
@@ -261,3 +263,83 @@ def test_a_compiled_model():
     gadam.refresh_batchnorm(twin, batches_for(net))
     torch.compiler.reset()
     same(net.state_dict(), twin.state_dict())
+
+
+# ------------------------------------------------------------------------- without batchnorm=
+
+
+def averaged(model: nn.Module, steps: int = 3) -> gadam.IterateAverage:
+    optimizer = gadam.Gadam(model.parameters(), 0.05, average=gadam.Averaging(start=1))
+    fit(model, optimizer, steps)
+    return optimizer.average
+
+
+@pytest.mark.parametrize("wrap", [lambda model: model, nn.DataParallel], ids=["bare", "wrapped"])
+@pytest.mark.parametrize("use", ["applied", "copy_to"])
+def test_statistics_of_the_raw_weights_are_noticed_once(use, wrap):
+    model = small_model()
+    average, wrapped = averaged(model), wrap(model)
+
+    def run(**kwargs: Any) -> None:
+        if use == "applied":
+            with average.applied(wrapped, **kwargs):
+                pass
+        else:
+            average.copy_to(wrapped, **kwargs)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(batchnorm=False)  # says "I know"
+        run(batchnorm=BATCHES)
+    with pytest.warns(UserWarning, match="Pass batchnorm=loader to recompute them, or batchnorm=F"):
+        run()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run()
+
+
+def test_the_warning_points_at_the_caller():
+    model = small_model()
+    with pytest.warns(UserWarning, match="BatchNorm") as caught, averaged(model).applied(model):
+        pass
+    with pytest.warns(UserWarning, match="BatchNorm") as copied:
+        averaged(model).copy_to(model)
+    assert [w.filename for w in (*caught, *copied)] == [__file__] * 2
+
+
+def test_models_without_statistics_in_use_are_not_warned_about():
+    untracked = small_model()
+    untracked[1] = nn.BatchNorm2d(4, track_running_stats=False)
+    normalized = small_model()
+    normalized[1] = nn.GroupNorm(2, 4)
+    frozen = small_model()
+    for model in (untracked, normalized):
+        with averaged(model).applied(model):
+            pass
+    for p in frozen.parameters():
+        p.requires_grad_(p.dim() > 1)
+    average = averaged(frozen)
+    for buffer in (frozen[1].running_mean, frozen[1].num_batches_tracked):
+        buffer.zero_()  # as if training had never updated them
+    with average.applied(frozen):
+        pass
+    with averaged(small_model()).applied():  # no model to look at
+        pass
+
+
+def test_an_average_without_samples_has_the_statistics_of_its_weights():
+    model = small_model()
+    optimizer = gadam.Gadam(model.parameters(), average=gadam.Averaging(start=gadam.Plateau()))
+    fit(model, optimizer, 2)
+    with optimizer.average.applied(model):
+        pass
+
+
+def test_batchnorm_true_is_rejected():
+    model = small_model()
+    average = averaged(model)
+    with pytest.raises(ValueError, match="False or None, got True"):
+        with average.applied(model, batchnorm=True):  # type: ignore[arg-type]
+            pass
+    with average.applied(batchnorm=False):  # needs no model
+        pass

@@ -12,6 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import gadam
+from average_models import BATCHES, fit, small_model
 from gadam.average.export import Provenance, exported, read_provenance, write_file
 
 PROVENANCE = Provenance("average", 139, 2, 162, 300, 310, "Mean()", "a plan", "0.1.0", "2.13.0")
@@ -159,3 +161,115 @@ def test_other_files_have_no_provenance(tmp_path):
 def test_provenance_without_samples_round_trips():
     iterate = Provenance("iterate", 0, 0, None, None, 5, "Mean()", "a plan", "0.1.0", "2.13.0")
     assert Provenance.from_metadata(iterate.to_metadata()) == iterate
+
+
+# --------------------------------------------------------------------------------- of an average
+
+
+def averaged(dtype: torch.dtype = torch.float32, **plan: Any) -> tuple[Any, gadam.IterateAverage]:
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1)).to(dtype)
+    plan = {"start": 2, "every": 2, **plan}
+    optimizer = gadam.Gadam(model.parameters(), lr=0.05, average=gadam.Averaging(**plan))
+    for _ in range(5):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4, dtype=dtype)).square().mean().backward()
+        optimizer.step()
+    return model, optimizer.average
+
+
+def test_a_float32_average_of_bfloat16_weights_is_exported_in_float32():
+    model, average = averaged(torch.bfloat16)
+    exact = average.optimizer.state[model[0].weight]["average"]
+    state = average.model_state_dict(model)
+    assert torch.equal(state["0.weight"], exact)
+    assert not torch.equal(exact, exact.bfloat16().float())  # rounding would show
+    rounded = average.model_state_dict(model, dtype=torch.bfloat16)
+    assert torch.equal(rounded["0.weight"], exact.bfloat16())
+    model.load_state_dict(state)  # casts
+
+
+def test_a_saved_model_says_what_it_is(tmp_path):
+    from safetensors.torch import load_file
+
+    model, average = averaged(torch.bfloat16, weighting=gadam.EMA(0.9))
+    raw = {name: t.clone() for name, t in model.state_dict().items()}
+    path = tmp_path / "model.safetensors"
+    average.save_model(model, path)
+    found = gadam.average.read_provenance(path)
+    assert found == Provenance(
+        point="average",
+        samples=2,
+        skipped=0,
+        first_step=2,
+        last_step=4,
+        step=5,
+        weighting="EMA(decay=0.9)",
+        plan=repr(average.averaging),
+        gadam_version=gadam.__version__,
+        torch_version=torch.__version__,
+    )
+    loaded = load_file(path)
+    for name, value in average.model_state_dict(model).items():
+        assert torch.equal(loaded[name], value)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, raw[name])
+    average.save_model(model, tmp_path / "half", dtype=torch.float16)
+    assert {t.dtype for t in load_file(tmp_path / "half").values()} == {torch.float16}
+    with pytest.raises(FileExistsError, match="Remove it first"):
+        average.save_model(model, path)
+
+
+def test_a_model_without_samples_is_saved_as_the_iterate(tmp_path):
+    model, average = averaged(start=100)
+    with pytest.warns(UserWarning, match="no sample yet"):
+        average.save_model(model, tmp_path / "file")
+    found = read_provenance(tmp_path / "file")
+    assert (found.point, found.samples, found.first_step, found.last_step, found.step) == (
+        "iterate",
+        0,
+        None,
+        None,
+        5,
+    )
+
+
+def test_update_notes_its_steps(tmp_path):
+    model, average = averaged(start=None, every=None)
+    average.update()
+    average.save_model(model, tmp_path / "file")
+    found = read_provenance(tmp_path / "file")
+    assert (found.samples, found.first_step, found.last_step) == (1, 5, 5)
+
+
+def test_a_saved_model_has_fresh_batchnorm_statistics(tmp_path):
+    from safetensors.torch import load_file
+
+    model = small_model()
+    optimizer = gadam.Gadam(model.parameters(), 0.05, average=gadam.Averaging(start=1))
+    fit(model, optimizer, 4)
+    average = optimizer.average
+    raw = {name: t.clone() for name, t in model.state_dict().items()}
+    with pytest.warns(UserWarning, match="BatchNorm statistics are those of the raw weights"):
+        average.save_model(model, tmp_path / "stale")
+    average.save_model(model, tmp_path / "known", batchnorm=False)
+    average.save_model(model, tmp_path / "fresh", batchnorm=BATCHES)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, raw[name])
+    with average.applied(model, batchnorm=BATCHES):
+        for name, value in load_file(tmp_path / "fresh").items():
+            assert torch.equal(value, model.state_dict()[name])
+    stale = load_file(tmp_path / "stale")
+    assert torch.equal(stale["1.running_var"], raw["1.running_var"])
+
+
+def test_an_export_inside_applied_is_the_same(tmp_path):
+    from safetensors.torch import load_file
+
+    model, average = averaged(torch.bfloat16)
+    outside = average.model_state_dict(model)
+    with average.applied(model):
+        inside = average.model_state_dict(model)
+        average.save_model(model, tmp_path / "file")
+    for name, value in load_file(tmp_path / "file").items():
+        assert torch.equal(value, outside[name])
+        assert torch.equal(value, inside[name])

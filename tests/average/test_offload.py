@@ -5,11 +5,14 @@ from __future__ import annotations
 import copy
 import pickle
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+import gadam
+from contract import parameters, train
 from gadam.average.offload import OverlappedFold
 
 
@@ -160,3 +163,77 @@ def test_a_copy_waits_and_has_its_own_thread():
     assert torch.equal(average, torch.ones(3))
     assert other._thread is None
     assert isinstance(pickle.loads(pickle.dumps(fold)), OverlappedFold)
+
+
+# --------------------------------------------------------------------------------- in an optimizer
+
+PLAN = gadam.Averaging(start=2, device="cpu")
+WEIGHTINGS = [gadam.Mean(), gadam.EMA(0.9), gadam.Window(3)]
+
+
+@pytest.mark.parametrize("weighting", WEIGHTINGS, ids=repr)
+@pytest.mark.parametrize("kind", ["Gadam", "foreach", "SGD"])
+def test_an_overlapped_average_equals_a_plain_one(kind, weighting):
+    values = []
+    for overlap in (False, True):
+        torch.manual_seed(0)
+        params = parameters()
+        plan = replace(PLAN, overlap=overlap, weighting=weighting)
+        average = attached(kind, params, plan)
+        iterates = []
+        for step in range(1, 8):
+            train(average.optimizer, params, 1, first=step)
+            iterates.append([p.detach().clone() for p in params])
+            with torch.no_grad():
+                for p in params:
+                    p.mul_(0.9)  # an edit between steps enters neither
+        assert average.count == 6
+        with average.applied():
+            values.append([p.detach().clone() for p in params])
+    for plain, overlapped in zip(*values):
+        torch.testing.assert_close(overlapped, plain, rtol=1e-6, atol=1e-7)
+
+
+def attached(kind: str, params: list[Any], plan: gadam.Averaging) -> gadam.IterateAverage:
+    if kind == "SGD":
+        return gadam.IterateAverage(torch.optim.SGD(params, lr=0.1), plan)
+    return gadam.Gadam(params, average=plan, foreach=True if kind == "foreach" else None).average
+
+
+@pytest.mark.parametrize("kind", ["Gadam", "foreach", "SGD"])
+def test_every_reader_waits_for_the_last_sample(kind):
+    readers = {
+        "count": lambda average: average.count,
+        "state_dict": lambda average: average.state_dict(),
+        "optimizer.state_dict": lambda average: average.optimizer.state_dict(),
+        "applied": lambda average: average.applied().__enter__(),
+        "copy_to": lambda average: average.copy_to(),
+        "health": lambda average: average.health(),
+        "deepcopy": lambda average: copy.deepcopy(average),
+    }
+    for name, read in readers.items():
+        params = parameters()
+        average = attached(kind, params, replace(PLAN, start=1, overlap=True))
+        recorder = Recorder()
+        assert average._overlap is not None
+        average._overlap.device_module = lambda device, recorder=recorder: recorder
+        train(average.optimizer, params, 1)  # returns although the copy is not done
+        assert "thread waits for copied" not in recorder.log, name
+        threading.Timer(0.02, recorder.done.set).start()
+        read(average)
+        assert average._overlap._fold is None, name
+        assert "thread waits for copied" in recorder.log, name
+        assert not recorder.timeout
+
+
+def test_a_sample_that_is_not_finite_does_not_enter_an_overlapped_average():
+    params = parameters()
+    average = attached("foreach", params, replace(PLAN, start=1, overlap=True))
+    train(average.optimizer, params, 2)
+    before = [t.clone() for t in average.state_dict()["state"][0].values()]
+    with torch.no_grad():
+        params[0][0] = float("nan")
+    train(average.optimizer, params, 1, first=3)
+    assert (average.count, average.skipped) == (2, 1)
+    after = list(average.state_dict()["state"][0].values())
+    assert all(torch.equal(a, b) for a, b in zip(after, before))

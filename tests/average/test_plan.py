@@ -128,6 +128,7 @@ def expected_average(weighting: Any, samples: list[float]) -> float:
     return mean(samples)
 
 
+@pytest.mark.filterwarnings("ignore:The average is far")  # iterates that training never takes
 @given(
     start=st.integers(0, 15),
     every=st.integers(1, 5),

@@ -6,6 +6,7 @@ import copy
 import os
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,14 @@ from torch import nn
 import gadam
 
 
-def launch(rank: int, world: int, folder: str, name: str) -> None:
+def launch(rank: int, world: int, folder: str, worker: str | Callable[[int, Path], None]) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group("gloo", f"file://{folder}/rendezvous", rank=rank, world_size=world)
     try:
-        globals()[name](rank, Path(folder))
+        run: Callable[[int, Path], None] = globals()[worker] if isinstance(worker, str) else worker
+        run(rank, Path(folder))
         dist.barrier()
     finally:
         dist.destroy_process_group()

@@ -1,5 +1,7 @@
 """Iterate averages: plans, triggers, the running average, and BatchNorm statistics for it."""
 
+from gadam.average.export import Provenance, read_provenance
+from gadam.average.health import Health
 from gadam.average.iterate import IterateAverage
 from gadam.average.plan import (
     EMA,
@@ -16,12 +18,15 @@ from gadam.average.wrappers import average_of
 __all__ = [
     "EMA",
     "Averaging",
+    "Health",
     "IterateAverage",
     "LinearDecay",
     "Mean",
     "NonMonotone",
     "Plateau",
     "PowerEMA",
+    "Provenance",
     "Window",
     "average_of",
+    "read_provenance",
 ]

@@ -16,6 +16,7 @@ from gadam import _torch
 from gadam._modes import preserved_modes
 
 __all__ = [
+    "STALE",
     "BatchNorm",
     "Batches",
     "has_statistics_in_use",
@@ -25,6 +26,10 @@ __all__ = [
 
 Batches = Iterable[Any] | Callable[..., object]
 BatchNorm = Batches | Literal[False] | None  # the batchnorm= argument of an average's methods
+STALE = (
+    "The model's BatchNorm statistics are those of the raw weights and do not fit the averaged "
+    "ones. Pass batchnorm=loader to recompute them, or batchnorm=False to keep them."
+)
 
 
 def refresh_batchnorm(

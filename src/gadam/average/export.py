@@ -22,8 +22,8 @@ __all__ = [
     "bare_names",
     "exported",
     "import_safetensors",
+    "overwrite_error",
     "read_provenance",
-    "refuse_overwrite",
     "write_file",
 ]
 
@@ -277,18 +277,17 @@ def write_file(
         tensors[name] = tensor.detach().cpu().contiguous()
     metadata.update(provenance.to_metadata())
     target = Path(path)
-    refuse_overwrite(target)
+    _refuse_overwrite(target)
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         save_file(tensors, str(temporary), metadata)
         _sync(temporary)
         try:
             os.link(temporary, target)  # unlike a rename, this fails if the target exists
-        except FileExistsError:
-            refuse_overwrite(target)
-            raise
+        except FileExistsError as error:
+            raise overwrite_error(path) from error
         except OSError:  # a file system without hard links
-            refuse_overwrite(target)
+            _refuse_overwrite(target)
             temporary.rename(target)
         _sync(target.parent)
     finally:
@@ -296,10 +295,14 @@ def write_file(
             temporary.unlink()
 
 
-def refuse_overwrite(path: str | os.PathLike[str]) -> None:
-    """Raise FileExistsError if there is such a file."""
+def overwrite_error(path: str | os.PathLike[str]) -> FileExistsError:
+    """Return the error for a file that exists already."""
+    return FileExistsError(f"{path} exists. Remove it first, or pass a different path.")
+
+
+def _refuse_overwrite(path: Path) -> None:
     if os.path.lexists(path):
-        raise FileExistsError(f"{path} exists. Remove it first, or pass a different path.")
+        raise overwrite_error(path)
 
 
 def _sync(path: Path) -> None:

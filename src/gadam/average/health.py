@@ -15,7 +15,7 @@ from gadam._dtensor import is_dtensor
 
 __all__ = ["Health", "measure"]
 
-FAR = 2.0
+FAR = 10.0
 FROZEN, NOTICEABLE = 0.01, 1e-3
 MANY, MOST = 10, 0.1
 
@@ -53,9 +53,9 @@ class Health:
         r"""What is clearly broken, as sentences. Empty for a healthy average.
 
         - The average is not finite, or the weights are not.
-        - The average is *far*: its distance is above 2. An average of weights that are no larger
-          than the current ones, :math:`\|\theta_i\| \le \|\theta\|`, has
-          :math:`\|\bar\theta - \theta\| \le 2 \|\theta\|`.
+        - The average is *far*: its distance is above 10. The distance of an average of weights up
+          to nine times as large as the current ones, :math:`\|\theta_i\| \le 9 \|\theta\|`, is at
+          most 10 by the triangle inequality.
         - The average is *frozen*: the next sample would change less than 1% of the entries that
           differ, at a distance of at least 10⁻³.
         - *Many* samples were not finite: at least 10, and more than 10% of all.

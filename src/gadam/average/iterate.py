@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from operator import is_
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +23,12 @@ from gadam._dtensor import (
     all_reduce_min,
     any_nonzero,
     finite_flag,
+    is_dtensor,
     local,
     new_like,
 )
 from gadam.average.fold import Fold
+from gadam.average.health import Health, measure
 from gadam.average.plan import Averaging, Trigger
 from gadam.average.progress import Phase, Progress, Tracker
 from gadam.average.store import BesideOptimizer, InOptimizer, Saved, Store, params_of
@@ -32,7 +36,9 @@ from gadam.average.swap import copied_state_dict, swapped
 from gadam.average.wrappers import AVERAGES, unwrapped
 
 if TYPE_CHECKING:
-    from gadam.average.batchnorm import Batches
+    from gadam.average.batchnorm import BatchNorm
+    from gadam.average.export import Provenance
+    from gadam.average.offload import OverlappedFold
 
 __all__ = ["IterateAverage", "is_dry_run"]
 
@@ -149,6 +155,11 @@ class IterateAverage:
         self._folds: list[Fold] = []
         self._foldable = False
         self._edited = False  # whether other hooks may edit the weights after this step
+        self._overlap: OverlappedFold | None = None
+        if self.averaging.overlap:
+            from gadam.average.offload import OverlappedFold  # optional
+
+            self._overlap = OverlappedFold()
         self._after_global_hooks = False
         registries = [_attached(optimizer) for optimizer in self.optimizers]
         taken = {a._store.prefix for registry in registries for a in registry.averages}
@@ -193,8 +204,14 @@ class IterateAverage:
         trigger = self.averaging.start
         return Progress(memory=trigger.initial_state if isinstance(trigger, Trigger) else ())
 
+    def _wait(self) -> None:
+        """Wait until the last sample is in the average."""
+        if self._overlap is not None:
+            self._overlap.wait()
+
     @property
     def _progress(self) -> Progress:
+        self._wait()  # every reader of the average reads its progress, too
         self._arrived()
         return self._tracker.progress
 
@@ -277,6 +294,7 @@ class IterateAverage:
         self._folds = []
         self._foldable = (
             self._built_in
+            and self._overlap is None
             and not self._edited
             and len(self._slots) == 1
             and self._may_be_due(optimizer)
@@ -466,6 +484,9 @@ class IterateAverage:
         count += 1
         name = self._slots[(count - 1) % len(self._slots)]
         weight = self.averaging.weighting.weight(count)
+        if self._overlap is not None:
+            self._start_overlapped(params, name, weight)
+            params = []
         averages, samples = [], []
         for p in params:
             average, sample = self._buffer(p, name), local(p).detach()
@@ -480,6 +501,13 @@ class IterateAverage:
             _torch.foreach_lerp_(averages, samples, weight)
         step = int(self._tracker.clock.get()[1])
         self._tracker.counters.set((count, skipped, first if count > 1 else step, step))
+
+    def _start_overlapped(self, params: list[Tensor], name: str, weight: float | Tensor) -> None:
+        """Fold these parameters into the average on the host, while the device continues."""
+        assert self._overlap is not None
+        averages = [_real(self._buffer(p, name)) for p in params]
+        samples = [_real(local(p).detach()) for p in params]
+        self._overlap.start(averages, samples, weight)
 
     def _skip(self) -> None:
         count, skipped, first, last = self._tracker.counters.get()
@@ -504,7 +532,12 @@ class IterateAverage:
         take = good & due
         weight = self.averaging.weighting.weight(count + 1)
         on_device: dict[torch.device, tuple[Tensor, Tensor]] = {}
-        for p in _rest(params, folds):
+        rest = _rest(params, folds)
+        if self._overlap is not None:
+            share = torch.where(take, weight, torch.zeros_like(weight))
+            self._start_overlapped(rest, self._slots[0], share)
+            rest = []
+        for p in rest:
             average, sample = self._buffer(p, self._slots[0]), local(p).detach()
             if average.is_complex():
                 average, sample = torch.view_as_real(average), torch.view_as_real(sample)
@@ -672,7 +705,7 @@ class IterateAverage:
 
     @contextmanager
     def applied(
-        self, model: nn.Module | None = None, batchnorm: Batches | None = None
+        self, model: nn.Module | None = None, batchnorm: BatchNorm = None
     ) -> Iterator[None]:
         """Swap the averaged weights in for the block, and restore the raw weights bit for bit.
 
@@ -687,7 +720,9 @@ class IterateAverage:
                 ``batchnorm`` and for FSDP2.
             batchnorm: Data to recompute the BatchNorm statistics for the averaged weights with, as
                 in :func:`gadam.refresh_batchnorm`: an iterable of batches, or a callable that runs
-                forward passes and receives the model if it takes an argument.
+                forward passes and receives the model if it takes an argument. None keeps the
+                statistics of the raw weights, which do not fit the averaged ones: a warning says so
+                once if the model has any. False keeps them without a warning.
 
         Example:
             >>> import torch, gadam
@@ -698,11 +733,11 @@ class IterateAverage:
             >>> with optimizer.average.applied(model):
             ...     loss = model(torch.randn(8, 4)).square().mean()
         """
-        self._warn_if_empty(stacklevel=4)
+        self._warn_if_unfit(model, batchnorm, stacklevel=4)
         with self._swapped(model, batchnorm):
             yield
 
-    def copy_to(self, model: nn.Module | None = None, batchnorm: Batches | None = None) -> None:
+    def copy_to(self, model: nn.Module | None = None, batchnorm: BatchNorm = None) -> None:
         """Overwrite the model's weights with the averaged ones, permanently.
 
         If the BatchNorm refresh fails, nothing changes.
@@ -711,37 +746,88 @@ class IterateAverage:
             model: The model, as in :meth:`applied`.
             batchnorm: Data for the BatchNorm statistics, as in :meth:`applied`.
         """
-        self._warn_if_empty(stacklevel=3)
+        self._warn_if_unfit(model, batchnorm, stacklevel=3)
         with self._swapped(model, batchnorm) as keep:
             keep()
 
-    def _warn_if_empty(self, stacklevel: int) -> None:
+    def _warn_if_unfit(
+        self, model: nn.Module | None, batchnorm: BatchNorm, stacklevel: int
+    ) -> None:
+        """Warn if the average is not what its user expects: empty, broken, or without BatchNorm."""
         # A trigger's metric is measured inside applied() from the first epoch on.
         triggered = isinstance(self.averaging.start, Trigger)
+        if self._applied is not None:
+            return
         if not self.count and not triggered:
             self._warn_once(
                 "The average has no sample yet. The raw weights are used instead.", stacklevel + 1
             )
+        if self.count and model is not None and batchnorm is None:
+            from gadam.average.batchnorm import STALE, has_statistics_in_use  # optional
 
-    def _warn_once(self, message: str, stacklevel: int) -> None:
-        if message not in self._warnings:
-            self._warnings.add(message)
+            if STALE not in self._warnings and has_statistics_in_use(model):
+                self._warn_once(STALE, stacklevel + 1)
+        if "health" not in self._warnings:
+            problems = self._measure_health(reduce=False).problems
+            if problems:
+                self._warn_once(" ".join(problems), stacklevel + 1, kind="health")
+
+    def health(self) -> Health:
+        """Measure whether the average is still one of these weights, and whether it still moves.
+
+        :meth:`applied`, :meth:`copy_to` and :meth:`save_model` warn once if something is clearly
+        broken, by the rules of :attr:`gadam.average.Health.problems`. With sharded parameters, this
+        method is a collective operation with one reduction; that check is local to each process.
+
+        Example:
+            >>> import torch, gadam
+            >>> model = torch.nn.Linear(4, 1)
+            >>> optimizer = gadam.Gadam(model.parameters(), average=gadam.Averaging(start=1))
+            >>> model(torch.randn(8, 4)).square().mean().backward()
+            >>> optimizer.step()
+            >>> health = optimizer.average.health()
+            >>> (health.samples, health.distance, health.problems)
+            (1, 0.0, ())
+        """
+        return self._measure_health(reduce=True)
+
+    def _measure_health(self, reduce: bool) -> Health:
+        progress = self._progress
+        weight = self.averaging.weighting.weight(progress.count + 1)
+        raw = self._applied._raw if self._applied is not None else {}
+        return measure(
+            self._averaged(),
+            lambda p: raw[p] if p in raw else local(p).detach(),
+            self._value,
+            weight,
+            progress.count,
+            progress.skipped,
+            reduce=reduce,
+        )
+
+    def _warn_once(self, message: str, stacklevel: int, kind: str | None = None) -> None:
+        kind = message if kind is None else kind
+        if kind not in self._warnings:
+            self._warnings.add(kind)
             warnings.warn(message, stacklevel=stacklevel)
 
     @contextmanager
     def _swapped(
-        self, model: nn.Module | None, batchnorm: Batches | None
+        self, model: nn.Module | None, batchnorm: BatchNorm
     ) -> Iterator[Callable[[], None]]:
         if self._applied is not None:
             raise RuntimeError("Averaged weights are already applied. applied() does not nest.")
-        if batchnorm is not None and model is None:
+        if isinstance(batchnorm, bool) and batchnorm:
+            raise ValueError("batchnorm must be batches, a callable, False or None, got True.")
+        refreshes = batchnorm is not None and batchnorm is not False
+        if refreshes and model is None:
             raise ValueError("batchnorm= needs the model to refresh: pass model=.")
         params = self._averaged() if self.count else []
         for optimizer in self.optimizers:
             optimizer.__dict__["_applied_average"] = self
         try:
             with swapped(model, params, self._value, self._raw) as keep:
-                if batchnorm is not None and model is not None:
+                if batchnorm is not None and batchnorm is not False and model is not None:
                     from gadam.average.batchnorm import refresh_batchnorm  # optional
 
                     refresh_batchnorm(model, batchnorm)
@@ -750,26 +836,91 @@ class IterateAverage:
             for optimizer in self.optimizers:
                 del optimizer.__dict__["_applied_average"]
 
-    def model_state_dict(self, model: nn.Module) -> dict[str, Any]:
+    def model_state_dict(
+        self, model: nn.Module, dtype: torch.dtype | None = None, full: bool = False
+    ) -> dict[str, Any]:
         """Return a copy of the model's state dict with the averaged weights.
 
         The model does not change. The BatchNorm statistics are those of the raw weights. To save
-        fresh ones, call ``model.state_dict()`` inside :meth:`applied` with ``batchnorm=``.
+        fresh ones, use :meth:`save_model` with ``batchnorm=``.
+
+        The names are those of ``model.state_dict()``. Pass the model without the wrapper of
+        ``torch.compile`` for names without its prefix.
 
         Args:
             model: The model that holds the parameters.
+            dtype: Cast all floating-point tensors to this type. None leaves the averages in their
+                own precision, such as float32 for bfloat16 weights, and the rest in the model's.
+            full: For a sharded model (FSDP2), gather every tensor instead of returning shards. This
+                is a collective operation: all processes must call it. The first one receives the
+                tensors, on the host, and the other ones an empty dict.
         """
-        averaged = set(self._averaged()) & set(model.parameters()) if self.count else set()
-        if self.count and not averaged:
-            raise ValueError("None of the averaged parameters belongs to this model.")
-        state_dict = model.state_dict(keep_vars=True)
-        missing = averaged - {value for value in state_dict.values() if isinstance(value, Tensor)}
-        if missing:
-            raise RuntimeError(
-                f"The model's state_dict() copies or omits {len(missing)} averaged parameters. "
-                "Call model.state_dict() inside applied() instead."
-            )
-        return copied_state_dict(state_dict, {p: self._value(p) for p in averaged})
+        from gadam.average.export import exported
+
+        return exported(model, self._averages(), dtype, full)
+
+    def _averages(self) -> dict[Tensor, Callable[[], Tensor]]:
+        """Return functions that return the values of the averaged parameters, one at a time."""
+        params = self._averaged() if self.count else []
+        return {p: partial(self._value, p) for p in params}
+
+    def save_model(
+        self,
+        model: nn.Module,
+        path: str | os.PathLike[str],
+        dtype: torch.dtype | None = None,
+        batchnorm: BatchNorm = None,
+    ) -> None:
+        """Write the averaged model to a safetensors file that says which weights it holds.
+
+        :func:`gadam.average.read_provenance` returns that: the point (the average, or the iterate
+        without a sample), the samples and their first and last step, the weighting, the plan and
+        the versions. The file has all entries of ``model.state_dict()``, with the names of the
+        model without the wrappers of DDP and ``torch.compile``. It appears complete or not at all.
+
+        A sharded model (FSDP2) is gathered: all processes must call this, and the first one writes
+        the file. Otherwise call it in one process. It needs the extra ``gadam[safetensors]``.
+
+        Args:
+            model: The model that holds the parameters. It does not change.
+            path: The file to write.
+            dtype: The type of the tensors, as in :meth:`model_state_dict`.
+            batchnorm: Data for the BatchNorm statistics, as in :meth:`applied`.
+
+        Raises:
+            FileExistsError: If the file exists. It is not overwritten.
+            ImportError: If safetensors is not installed.
+        """
+        from gadam.average import export
+
+        export.import_safetensors()
+        self._warn_if_unfit(model, batchnorm, stacklevel=3)
+        free = all_reduce_min(not os.path.lexists(path), model.parameters())
+        if not free:  # in all processes, so that none waits for the others
+            raise export.overwrite_error(path)
+        refresh = batchnorm is not None and batchnorm is not False
+        with self._swapped(model, batchnorm) if refresh else nullcontext():
+            tensors = export.exported(model, self._averages(), dtype, True, torch.device("cpu"))
+        if tensors or not any(is_dtensor(p) for p in model.parameters()):
+            export.write_file(path, export.bare_names(model, tensors), self._provenance())
+
+    def _provenance(self) -> Provenance:
+        from gadam import __version__
+        from gadam.average.export import Provenance
+
+        progress = self._progress
+        return Provenance(
+            point="average" if progress.count else "iterate",
+            samples=progress.count,
+            skipped=progress.skipped,
+            first_step=progress.first or None,
+            last_step=progress.last or None,
+            step=progress.steps,
+            weighting=repr(self.averaging.weighting),
+            plan=repr(self.averaging),
+            gadam_version=__version__,
+            torch_version=torch.__version__,
+        )
 
     def raw_state_dict(self, model: nn.Module) -> dict[str, Any]:
         """Return a copy of the model's state dict with the raw weights.
@@ -1019,6 +1170,7 @@ class IterateAverage:
         allocate: bool,
         params: list[Tensor],
     ) -> None:
+        self._wait()
         for p in params:
             self._store.replace(p, prepared.get(p, {}))
         self._tracker.progress = progress
@@ -1097,6 +1249,10 @@ def _may_edit(hook: Callable[..., object]) -> bool:
         return False
     edits: Callable[[], bool] | None = getattr(owner, "edits_weights_after_this_step", None)
     return edits is None or edits()
+
+
+def _real(tensor: Tensor) -> Tensor:
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def _are_same(some: list[Tensor], others: list[Tensor]) -> bool:

@@ -125,7 +125,7 @@ class Points:
         self.model.load_state_dict(self._state["model"])
         optimizer.load_state_dict(self._state["optimizer"])
         average.load_state_dict(self._state["average"])
-        with average.applied(self.model):
+        with average.applied(self.model, batchnorm=False):
             return {name: t.detach().cpu().clone() for name, t in self.model.state_dict().items()}
 
     def mapped(self, epoch: int) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import gadam
-from gadam.average.batchnorm import Batches
+from gadam.average.batchnorm import BatchNorm
 from gadam.runs.folder import State
 from gadam.runs.recipe import Average, Recipe, RecipeError
 
@@ -35,7 +35,7 @@ class AveragedPoint(Protocol):
         ...
 
     def applied(
-        self, model: nn.Module, batchnorm: Batches | None = None
+        self, model: nn.Module, batchnorm: BatchNorm = None
     ) -> AbstractContextManager[object]:
         """Put the averaged weights into the model for a block."""
         ...
@@ -181,12 +181,12 @@ class _ScheduleFreePoint:
         return False  # every step updates it
 
     @contextmanager
-    def applied(self, model: nn.Module, batchnorm: Batches | None = None) -> Iterator[None]:
+    def applied(self, model: nn.Module, batchnorm: BatchNorm = None) -> Iterator[None]:
         # Its own way back rounds, so training would depend on how often it is evaluated.
         kept = [(t, t.detach().clone()) for t in (*model.parameters(), *model.buffers())]
         self.optimizer.eval()
         try:
-            if batchnorm is not None:
+            if batchnorm is not None and batchnorm is not False:
                 gadam.refresh_batchnorm(model, batchnorm)
             yield
         finally:
