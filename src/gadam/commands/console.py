@@ -11,6 +11,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from gadam.runs import summary
 from gadam.runs.experiment import Experiment
@@ -183,7 +184,8 @@ class Bars(Quiet):
     def on_finish(self, job: Job, result: Reportable) -> None:
         """Remove the run's bar and print the outcome."""
         self._close(job)
-        self._console.print(f"[dim]{job.label}, seed {job.seed}: {job.outcome(result)}")
+        outcome = f"{job.label}, seed {job.seed}: {job.outcome(result)}"
+        self._console.print(outcome, style="dim", markup=False)
 
     def on_notice(self, job: Job, sentence: str) -> None:
         """Print the sentence above the bars."""
@@ -192,8 +194,9 @@ class Bars(Quiet):
     def on_failure(self, job: Job, reason: str) -> None:
         """Remove the run's bar and print the reason."""
         self._close(job)
-        self._console.print(f"[red]FAILED[/] {job.label}, seed {job.seed}: ", end="")
-        self._console.print(reason, markup=False)
+        # In one piece: the bars overwrite a line that is not complete.
+        failed = Text.assemble(("FAILED", "red"), f" {job.label}, seed {job.seed}: {reason}")
+        self._console.print(failed)
 
 
 def listener(jobs: int, *, quiet: bool, as_json: bool) -> Quiet:
@@ -250,7 +253,9 @@ def print_list(found: list[tuple[str, Experiment, Experiment]], with_recipes: bo
         with_recipes: Also print their recipes.
     """
     console = Console(width=None if Console().is_terminal else 160)
-    shown = Table("name", "title", box=None, pad_edge=False)
+    shown = Table(box=None, pad_edge=False)
+    shown.add_column("name", no_wrap=True)  # to be copied
+    shown.add_column("title")
     for heading in ("runs", "mini: core minutes", "paper: GPU hours"):
         shown.add_column(heading, justify="right")
     shown.add_column("paper: data")
