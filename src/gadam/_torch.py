@@ -11,6 +11,7 @@ import functools
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from operator import attrgetter
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -39,6 +40,7 @@ __all__ = [
     "tree_map",
     "unwrap_compiled",
     "use_grad_if_differentiable",
+    "versions",
 ]
 
 _P = ParamSpec("_P")
@@ -328,6 +330,17 @@ def is_zero_tensor(tensor: Tensor) -> bool:
     if _is_zerotensor is not None:
         return bool(_is_zerotensor(tensor))
     return tensor.numel() > 0 and tensor.data_ptr() == 0
+
+
+_version = attrgetter("_version") if hasattr(Tensor, "_version") else None
+
+
+def versions(tensors: Sequence[Tensor]) -> list[int] | None:
+    """Return how often autograd has seen a write to each tensor, or None if it does not tell.
+
+    A caller that gets None must assume that the tensors have changed.
+    """
+    return None if _version is None else list(map(_version, tensors))
 
 
 _pytree = _find("torch.utils", "_pytree")
