@@ -32,7 +32,7 @@ class Experiment(Record):
         bases: For each row, the row its paired difference is taken against.
         published: The paper's number for a row, if it prints one.
         metric: The metric of image rows.
-        split: The split whose learning curves are drawn.
+        split: The split to draw learning curves of.
         seeds: Seeds per row.
         note: What to know when reading the table.
         analysis: The parts that `gadam analyze` measures and the report shows.

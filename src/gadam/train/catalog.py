@@ -178,9 +178,8 @@ def bases_in(rows: Mapping[str, Recipe]) -> dict[str, str]:
     for row in rows:
         group, _, method = row.rpartition(" ")
         base = f"{group} {BASES.get(method, '')}".strip()
-        base = (
-            base if base in rows else base.removesuffix("W")
-        )  # some tables have Padam instead of PadamW
+        if base not in rows:  # some tables have Padam instead of PadamW
+            base = base.removesuffix("W")
         if base in rows and method in BASES:
             bases[row] = base
     return bases

@@ -229,13 +229,13 @@ LM_MINI = "lm-mini"
 
 
 def _lm_mini() -> Experiment:
-    """Train the small language models on a synthetic language, whose best perplexity is known."""
+    """Train the small language models on a synthetic language with a known best perplexity."""
     experiment = PAPER["tab-ptb"]()
     rows = {
         row: replace(_in_proportion(mini(r), 20), data=replace(r.data, name="toy-language"))
         for row, r in experiment.recipes.items()
     }
-    title = "Language models of a synthetic language whose best perplexity is known"
+    title = "Language models of a synthetic language with a known best perplexity"
     return replace(experiment, title=title, recipes=rows, published={})
 
 
