@@ -308,11 +308,11 @@ def test_the_warning_points_at_the_caller():
 
 
 def test_models_without_statistics_in_use_are_not_warned_about():
-    untracked = small_model()
+    untracked: Any = small_model()
     untracked[1] = nn.BatchNorm2d(4, track_running_stats=False)
-    normalized = small_model()
+    normalized: Any = small_model()
     normalized[1] = nn.GroupNorm(2, 4)
-    frozen = small_model()
+    frozen: Any = small_model()
     for model in (untracked, normalized):
         with averaged(model).applied(model):
             pass

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -19,7 +21,7 @@ def test_a_compiled_forward_sees_the_averaged_weights(backend):
     torch.compiler.reset()
     model = small_model().eval()
     counter = CompileCounterWithBackend(backend)
-    compiled = torch.compile(model, backend=counter)
+    compiled: Any = torch.compile(model, backend=counter)
     optimizer = gadam.Gadam(model.parameters(), 0.05, average=gadam.Averaging(start=1))
     fit(model, optimizer, 5)
     model.eval()
@@ -40,7 +42,7 @@ def test_a_compiled_forward_sees_the_averaged_weights(backend):
 
 def test_batchnorm_is_refreshed_through_the_compiled_model():
     model = small_model()
-    compiled = torch.compile(model, backend="eager")
+    compiled: Any = torch.compile(model, backend="eager")
     optimizer = gadam.Gadam(model.parameters(), 0.05, average=gadam.Averaging(start=1))
     fit(model, optimizer, 3)
     with torch.no_grad(), optimizer.average.applied(compiled, batchnorm=BATCHES):
@@ -56,8 +58,9 @@ def test_names_under_compile(tmp_path):
     def inner() -> nn.Module:
         return nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1))
 
-    model = nn.Sequential(torch.compile(inner(), backend="eager"), nn.Linear(1, 1))
-    compiled = torch.compile(model, backend="eager")
+    layer: Any = torch.compile(inner(), backend="eager")
+    model = nn.Sequential(layer, nn.Linear(1, 1))
+    compiled: Any = torch.compile(model, backend="eager")
     optimizer = gadam.Gadam(model.parameters(), 0.05, average=gadam.Averaging(start=1))
     model(torch.randn(8, 4)).square().mean().backward()
     optimizer.step()

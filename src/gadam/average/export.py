@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -21,6 +22,7 @@ __all__ = [
     "Provenance",
     "bare_names",
     "exported",
+    "gadam_version",
     "import_safetensors",
     "overwrite_error",
     "read_provenance",
@@ -133,6 +135,13 @@ def read_provenance(path: str | os.PathLike[str]) -> Provenance:
             f"{path} does not say which weights it holds. It was not written by "
             f"average.save_model() ({type(error).__name__}: {error})."
         ) from error
+
+
+def gadam_version() -> str:
+    """Return the version of gadam."""
+    # Not an import: the package itself imports this module.
+    version: str = sys.modules["gadam"].__version__
+    return version
 
 
 def exported(

@@ -905,8 +905,7 @@ class IterateAverage:
             export.write_file(path, export.bare_names(model, tensors), self._provenance())
 
     def _provenance(self) -> Provenance:
-        from gadam import __version__
-        from gadam.average.export import Provenance
+        from gadam.average.export import Provenance, gadam_version
 
         progress = self._progress
         return Provenance(
@@ -918,7 +917,7 @@ class IterateAverage:
             step=progress.steps,
             weighting=repr(self.averaging.weighting),
             plan=repr(self.averaging),
-            gadam_version=__version__,
+            gadam_version=gadam_version(),
             torch_version=torch.__version__,
         )
 
