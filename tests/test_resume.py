@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from contract import same
+from gadam.average.progress import Progress
 
 
 def run(*arguments: object) -> None:
@@ -37,7 +38,7 @@ def test_resume_in_a_new_process_is_bitwise(tmp_path):
 
     def count(states: dict, plan: str) -> int:
         state = states[repr(("Gadam", plan, "float32", False))]
-        return int(state["optimizer"]["param_groups"][0]["average_progress"]["count"])
+        return Progress.unpack(state["optimizer"]["state"][0]["average_progress"]).count
 
     assert [count(checkpoint, p) for p in ("before", "at", "next", "after")] == [0, 1, 0, 2]
     assert [count(straight, p) for p in ("before", "at", "next", "after")] == [3, 6, 5, 5]

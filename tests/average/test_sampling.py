@@ -1,4 +1,4 @@
-"""What a sample is: the weights as ``step()`` and its hooks leave them, for every implementation."""
+"""What a sample is: the weights as ``step()`` and its hooks leave them."""
 
 from __future__ import annotations
 

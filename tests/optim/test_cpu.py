@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 import gadam
 from contract import parameters, same, set_gradients, train
 from gadam.optim import cpu
+from gadam.optim.padam import Padam
 
 if not cpu.is_available():
     pytest.skip(f"no CPU kernel: {cpu.describe()}", allow_module_level=True)
@@ -322,68 +323,74 @@ def test_backends_describe_the_kernel(monkeypatch):
     cpu._library.cache_clear()
 
 
-# -------------------------------------------------------------------------- deferred samples
+# ------------------------------------------------------------ samples that the kernel folds in
 
 
-def deferred(plan: gadam.Averaging | None = None, **kw: Any) -> tuple[list, gadam.Gadam, list]:
-    """Return an optimizer after 20 steps in which nothing read its average."""
+def sampled(plan: gadam.Averaging | None = None, **kw: Any) -> tuple[list, gadam.Gadam, list]:
+    """Return an optimizer after 20 steps, from the third on with a sample."""
     params = parameters()
     optimizer = gadam.Gadam(
         params, 0.05, average=plan or gadam.Averaging(start=3), fused=True, **kw
     )
-    iterates = train(optimizer, params, 20)
-    assert optimizer.average._pending
-    return params, optimizer, iterates
+    return params, optimizer, train(optimizer, params, 20)
+
+
+def folds_of(optimizer: gadam.Gadam, monkeypatch) -> list[int]:
+    """Record how many parameters the kernel folds in at each step."""
+    folded = []
+    finish = optimizer.average._finish_step
+
+    def record(*arguments: Any) -> None:
+        folded.append(sum(len(fold.folded) for fold in optimizer.average._folds))
+        finish(*arguments)
+
+    monkeypatch.setattr(optimizer.average, "_finish_step", record)
+    return folded
 
 
 @pytest.mark.parametrize("weighting", [gadam.Mean(), gadam.EMA(0.8)], ids=str)
-def test_deferred_sampling_equals_immediate_sampling_bitwise(weighting):
+@pytest.mark.parametrize("partial", [0.125, 0.2, 0.3, 0.5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_the_kernel_folds_in_the_weights_as_they_are_stored(weighting, partial, dtype, monkeypatch):
+    """The same as a pass of its own, bit for bit, on machines with fused multiply-adds."""
     plan = gadam.Averaging(start=3, weighting=weighting)
-    _, optimizer, _ = deferred(plan)
-    eager = parameters()
-    other = gadam.Gadam(eager, 0.05, average=plan, fused=True)
-    for step in range(1, 21):
-        train(other, eager, 1, first=step)
-        assert not other.average._pending
-        other.average.flush()
-    same(optimizer.state_dict(), other.state_dict())
-    assert optimizer.average.count == 18
+    params = parameters(dtype)
+    optimizer = gadam.GadamX(params, 0.05, partial=partial, average=plan, fused=True)
+    folded = folds_of(optimizer, monkeypatch)
+    iterates = train(optimizer, params, 20)
+    # The first two samples of a mean have weights of 1/2 and more: those get a pass of their own.
+    assert folded[-15:] == [5] * 15
+    assert folded[2] == 0
+    for i, p in enumerate(params):
+        expected = torch.zeros_like(p, dtype=plan.dtype_for(p))
+        for count, iterate in enumerate(iterates[2:], 1):
+            expected.lerp_(iterate[i].to(expected.dtype), weighting.weight(count))
+        tolerance = 4 * torch.finfo(expected.dtype).eps
+        torch.testing.assert_close(
+            optimizer.state[p]["average"], expected, rtol=tolerance, atol=tolerance
+        )
 
 
-@pytest.mark.parametrize(
-    "read",
-    [
-        lambda o, p: o.average.count,
-        lambda o, p: o.state_dict(),
-        lambda o, p: copy.deepcopy(o),
-        lambda o, p: o.average.state_dict(),
-        lambda o, p: o.average.model_state_dict(torch.nn.ParameterList(p)),
-        lambda o, p: o.average.applied().__enter__(),
-        lambda o, p: o.average.update(),
-    ],
-)
-def test_reading_the_average_takes_the_deferred_sample(read):
-    params, optimizer, iterates = deferred()
-    read(optimizer, params)
-    assert not optimizer.average._pending
-    expected = torch.stack([i[0] for i in iterates[2:]]).mean(0)
-    got = optimizer.state[params[0]]["average"]
-    tolerance = 1e-2 if optimizer.average.count > 18 else 1e-5
-    torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
-
-
-def test_a_step_that_is_not_finite_does_not_enter_while_deferring():
-    params, optimizer, iterates = deferred()
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_sample_that_is_not_finite_is_taken_out_again(bad, dtype):
+    params = parameters(dtype)
+    optimizer = gadam.Gadam(params, 0.05, average=gadam.Averaging(start=3), fused=True)
+    train(optimizer, params, 20)
+    before = [optimizer.state[p]["average"].clone() for p in params]
     set_gradients(params, 21)
-    params[0].grad[1, 1] = math.nan
-    optimizer.step()  # folds in step 20, and is itself skipped
+    with torch.no_grad():
+        params[0][1, 1] = bad
+    optimizer.step()
+    assert not torch.isfinite(params[0]).all()
     assert (optimizer.average.count, optimizer.average.skipped) == (18, 1)
-    expected = torch.stack([i[0] for i in iterates[2:]]).mean(0)
-    torch.testing.assert_close(optimizer.state[params[0]]["average"], expected)
+    after = [optimizer.state[p]["average"] for p in params]
+    torch.testing.assert_close(after, before, rtol=1e-6, atol=1e-7)
+    same(after[0][1, 1], before[0][1, 1])  # this entry was never folded in
 
 
-def test_a_parameter_without_gradient_is_folded_in_too():
-    params, optimizer, iterates = deferred()
+def test_a_parameter_without_gradient_is_sampled_too():
+    params, optimizer, iterates = sampled()
     set_gradients(params, 21)
     params[0].grad = None
     optimizer.step()
@@ -392,24 +399,73 @@ def test_a_parameter_without_gradient_is_folded_in_too():
     torch.testing.assert_close(optimizer.state[params[0]]["average"], expected)
 
 
-def test_a_step_skipped_by_gradscaler_while_deferring():
-    params, optimizer, iterates = deferred()
+def test_a_parameter_without_gradient_that_is_not_finite_is_noticed():
+    params, optimizer, _ = sampled()
+    before = [optimizer.state[p]["average"].clone() for p in params]
+    set_gradients(params, 21)
+    params[0].grad = None
+    with torch.no_grad():
+        params[0][0, 0] = math.nan
+    optimizer.step()
+    assert (optimizer.average.count, optimizer.average.skipped) == (18, 1)
+    torch.testing.assert_close([optimizer.state[p]["average"] for p in params], before)
+
+
+def test_a_step_skipped_by_gradscaler_is_not_folded_in():
+    params, optimizer, iterates = sampled()
+    before = copy.deepcopy(optimizer.state[params[0]]["average"])
     set_gradients(params, 21)
     vars(optimizer).update(found_inf=torch.tensor(1.0), grad_scale=torch.tensor(2.0))
     optimizer.step()
     del vars(optimizer)["found_inf"], vars(optimizer)["grad_scale"]
     same([p.detach() for p in params], iterates[-1])
+    same(optimizer.state[params[0]]["average"], before)
     assert (optimizer.average.count, optimizer.average.skipped) == (18, 1)
 
 
-def test_wide_averages_are_folded_in_outside_the_kernel():
-    params, optimizer, iterates = deferred(gadam.Averaging(start=3, dtype=torch.float64))
+def test_wide_averages_are_sampled_outside_the_kernel():
+    params, optimizer, iterates = sampled(gadam.Averaging(start=3, dtype=torch.float64))
     iterates += train(optimizer, params, 1, first=21)
     got = optimizer.state_dict()["state"][0]["average"]
     assert got.dtype == torch.float64
     torch.testing.assert_close(
         got, torch.stack([i[0] for i in iterates[2:]]).double().mean(0), rtol=1e-12, atol=1e-12
     )
+
+
+def test_the_kernel_folds_nothing_in_if_a_hook_may_edit_the_weights(monkeypatch):
+    params = parameters()
+    optimizer = gadam.Gadam(params, 0.05, average=gadam.Averaging(start=1))
+    folded = folds_of(optimizer, monkeypatch)
+    train(optimizer, params, 5)
+    handle = optimizer.register_step_post_hook(lambda *_: None)
+    train(optimizer, params, 1)
+    handle.remove()
+    gadam.IterateAverage(optimizer)  # averages do not edit weights
+    train(optimizer, params, 1)
+    gadam.Lookahead(optimizer, k=2)  # every second step
+    train(optimizer, params, 4)
+    assert folded == [0, 0, 5, 5, 5, 0, 5, 5, 0, 5, 0]
+
+
+def test_the_kernel_folds_nothing_in_if_a_subclass_overrides_step(monkeypatch):
+    class Clamped(gadam.Gadam):
+        def step(self, closure=None):
+            loss = Padam.step.__wrapped__(self, closure)  # type: ignore[attr-defined]
+            for group in self.param_groups:
+                for p in group["params"]:
+                    p.data.clamp_(-0.1, 0.1)
+            return loss
+
+    params = parameters()
+    optimizer = Clamped(params, 0.05, average=gadam.Averaging(start=1))
+    folded = folds_of(optimizer, monkeypatch)
+    iterates = train(optimizer, params, 6)
+    assert folded == [0] * 6
+    with optimizer.average.applied():
+        torch.testing.assert_close(
+            params[0].detach(), torch.stack([i[0] for i in iterates]).mean(0)
+        )
 
 
 # ----------------------------------------------------- tensors that must not reach the kernel
@@ -503,20 +559,8 @@ def test_large_gradients_overflow_only_where_the_reference_does():
     same(torch.isfinite(fused["exp_avg_sq"]), torch.isfinite(reference["exp_avg_sq"]))
 
 
-def test_weights_modified_between_steps_end_the_deferring():
-    params, optimizer, _ = deferred()
-    for step in range(21, 25):
-        with torch.no_grad():
-            params[0].clamp_(-0.1, 0.1)
-        train(optimizer, params, 1, first=step)
-        assert not optimizer.average._pending
-    train(optimizer, params, 20, first=25)  # unmodified again: still not deferred
-    assert not optimizer.average._pending
-    assert optimizer.average.count == 42
-
-
 def test_a_post_hook_that_breaks_the_weights_is_detected():
-    params, optimizer, _ = deferred()
+    params, optimizer, _ = sampled()
 
     def destroy(*_: object) -> None:
         with torch.no_grad():
@@ -527,13 +571,12 @@ def test_a_post_hook_that_breaks_the_weights_is_detected():
     assert (optimizer.average.count, optimizer.average.skipped) == (18, 1)
 
 
-def test_a_step_that_fails_midway_is_folded_in_once():
+def test_a_step_that_fails_midway_is_not_sampled():
     params = parameters()
     optimizer = gadam.Gadam(
         [{"params": params[:2]}, {"params": params[2:]}], 0.05, average=gadam.Averaging(start=1)
     )
     iterates = train(optimizer, params, 20)
-    assert optimizer.average._pending
     set_gradients(params, 21)
     params[4].grad = params[4].grad.to_sparse()  # type: ignore[union-attr]
     with pytest.raises(RuntimeError, match="sparse"):
