@@ -1,7 +1,7 @@
 """Run many jobs on all cores, with one process and one thread each.
 
-Workers stay alive between jobs, because importing torch takes seconds. If a job fails or its process
-dies, that is reported and the others continue. Finished jobs are not run again.
+Workers stay alive between jobs, because importing torch takes seconds. If a job fails or its
+process dies, that is reported and the others continue. Finished jobs are not run again.
 """
 
 from __future__ import annotations
