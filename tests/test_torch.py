@@ -70,6 +70,7 @@ RUNTIME = [
     {"_group_tensors": None},
     {"_is_zerotensor": None},
     {"_global_step_post_hooks": None},
+    {"_version": None},
     {"_HOOKS": "_no_such_{}_table"},
     {"_HEALTH_CHECKS": ()},
     {"_TensorGuards": None, "_is_zerotensor": None},
