@@ -47,6 +47,18 @@ def test_moving_counts_the_entries_that_the_next_sample_changes():
     assert of([average], [average]).moving == 1.0  # nothing to do is not frozen
 
 
+def test_moving_is_measured_evenly_in_large_parameters():
+    weights = torch.zeros(4, 100_000).t()  # not contiguous
+    weights[:50_000] = 1.0
+    weights[50_000:] = 2**-20
+    health = of([weights], [torch.ones_like(weights)], weight=2**-30)
+    assert health.moving == 0.0
+    health = of([weights], [torch.where(weights == 1, 1.0, 2**-12)], weight=0.5)
+    assert health.moving == 1.0
+    health = of([weights], [torch.where(weights == 1, 1 + 2**-23, 0.0)], weight=0.25)
+    assert health.moving == pytest.approx(0.5, abs=0.01)
+
+
 def test_empty_and_zero_weights_are_measured():
     assert of([torch.zeros(0)], [torch.zeros(0)]).distance == 0.0
     assert of([torch.zeros(2)], [torch.zeros(2)]).distance == 0.0
@@ -185,3 +197,15 @@ def test_weights_that_are_not_finite_are_told_from_a_broken_average():
     with pytest.warns(UserWarning, match="training has diverged. The average holds the 5 samples"):
         with average.applied():
             pass
+
+
+def test_a_step_never_measures_health(monkeypatch):
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("measured")
+
+    monkeypatch.setattr("gadam.average.iterate.measure", fail)
+    _, average = averaged()
+    assert average.count == 5
+    average.state_dict()
+    with pytest.raises(AssertionError, match="measured"):
+        average.health()

@@ -18,6 +18,7 @@ __all__ = ["Health", "measure"]
 FAR = 10.0
 FROZEN, NOTICEABLE = 0.01, 1e-3
 MANY, MOST = 10, 0.1
+ENTRIES = 2**16
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,8 @@ class Health:
             the weights. NaN without a sample, or if either of them is not finite.
         moving: The fraction of entries that the next sample would change, among those in which the
             average differs from the weights. It is 0 for an average that stands still because its
-            type is too narrow for the weight of a sample. NaN without a sample.
+            type is too narrow for the weight of a sample. It is measured on up to 65,536 evenly
+            spaced entries of each parameter. NaN without a sample.
         finite: Whether all entries of the average are finite.
         weights_finite: Whether all entries of the current weights are finite.
     """
@@ -104,8 +106,8 @@ def measure(
 ) -> Health:
     """Measure the health of an average.
 
-    This holds a few temporary copies of one parameter at a time, and reads numbers back from a
-    device once.
+    This makes five passes over the parameters, holds a temporary copy of one of them at a time, and
+    reads numbers back from a device once.
 
     Args:
         params: The averaged parameters.
@@ -141,20 +143,32 @@ def _sums(weights: Tensor, average: Tensor, weight: float) -> Tensor:
     """Return one parameter's squared distance and norm, and its counts of entries."""
     if weights.is_complex():
         weights, average = torch.view_as_real(weights), torch.view_as_real(average)
-    sample = weights.to(average.device, average.dtype)
     wide = torch.float32 if average.device.type == "mps" else torch.float64
-    gap = sample.sub(average)
-    differs = gap != 0
-    changes = average.lerp(sample, weight) != average
+    if not average.numel():
+        return torch.zeros(6, dtype=wide, device=average.device)
+    sample = weights.to(average.device, average.dtype)
+    stride = -(-average.numel() // ENTRIES)
+    few = torch.arange(0, average.numel(), stride, device=average.device)
+    some, target = average.take(few), sample.take(few)
+    differs = some != target
     entries = (
-        torch.linalg.vector_norm(gap, dtype=_at_least_float32(gap.dtype)).to(wide).square(),
-        torch.linalg.vector_norm(sample, dtype=_at_least_float32(sample.dtype)).to(wide).square(),
-        (differs & changes).sum(),
-        differs.sum(),
-        average.isfinite().logical_not_().sum(),
-        sample.isfinite().logical_not_().sum(),
+        _norm(sample - average).to(wide).square(),
+        _norm(sample).to(wide).square(),
+        (differs & (some.lerp(target, weight) != some)).sum() * stride,
+        differs.sum() * stride,
+        _is_not_finite(average),
+        _is_not_finite(sample),
     )
     return torch.stack([entry.to(wide) for entry in entries])
+
+
+def _norm(tensor: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(tensor, dtype=_at_least_float32(tensor.dtype))
+
+
+def _is_not_finite(tensor: Tensor) -> Tensor:
+    low, high = torch.aminmax(tensor)  # both propagate NaN
+    return torch.logical_not(torch.isfinite(low) & torch.isfinite(high))
 
 
 def _at_least_float32(dtype: torch.dtype) -> torch.dtype:

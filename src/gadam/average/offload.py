@@ -94,7 +94,7 @@ class OverlappedFold:
     def _buffer(self, index: int, like: Tensor) -> Tensor:
         buffer = self._pinned.get(index)
         if buffer is None or buffer.shape != like.shape or buffer.dtype != like.dtype:
-            pin = like.device.type != "cpu" and torch.cuda.is_available()
+            pin = like.device.type != "cpu" and torch.accelerator.is_available()
             buffer = torch.empty(like.shape, dtype=like.dtype, device="cpu", pin_memory=pin)
             self._pinned[index] = buffer
         return buffer
