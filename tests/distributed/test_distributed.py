@@ -25,6 +25,9 @@ import workers
         "ddp_training",
         "fsdp_warm_up_from_zero",
         "zero_redundancy",
+        "zero_redundancy_checkpoint",
+        "fsdp_non_finite_samples_of_the_kernel",
+        "fsdp_attached_checkpoint",
     ],
 )
 def test_two_processes(name, tmp_path):

@@ -276,6 +276,114 @@ def zero_redundancy(rank: int, folder: Path) -> None:
     assert optimizer.optim.average.count == 3
 
 
+def zero_redundancy_checkpoint(rank: int, folder: Path) -> None:
+    """update() and begin() last, and a consolidated state dict restores the average."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+    from torch.nn.parallel import DistributedDataParallel
+
+    for attach in (False, True):
+
+        def make(attach: bool = attach) -> tuple[nn.Module, Any, gadam.IterateAverage]:
+            model = DistributedDataParallel(network())
+            if attach:
+                optimizer = ZeroRedundancyOptimizer(
+                    model.parameters(), optimizer_class=torch.optim.AdamW, lr=0.05
+                )
+                return model, optimizer, gadam.IterateAverage(optimizer)
+            optimizer = ZeroRedundancyOptimizer(
+                model.parameters(), optimizer_class=gadam.Gadam, lr=0.05
+            )
+            average = gadam.average_of(optimizer)
+            assert average is not None
+            return model, optimizer, average
+
+        model, optimizer, average = make()
+        fit(model, optimizer, range(3), rank)
+        assert average.update()
+        fit(model, optimizer, range(3, 5), rank)
+        assert (average.count, average.phase) == (1, "waiting")
+        average.begin()
+        fit(model, optimizer, range(5, 8), rank)
+        assert (average.count, average.phase, average._progress.steps) == (4, "averaging", 8)
+
+        for target in range(2):
+            optimizer.consolidate_state_dict(to=target)
+            if rank == target:
+                saved = copy.deepcopy(optimizer.state_dict())
+        other, fresh, restored = make()
+        other.load_state_dict(copy.deepcopy(model.state_dict()))
+        fresh.load_state_dict(saved)
+        assert (restored.count, restored.phase) == (4, "averaging")
+        fit(model, optimizer, range(8, 11), rank)
+        fit(other, fresh, range(8, 11), rank)
+        assert restored.count == average.count == 7
+        for p, q in zip(average._averaged(), restored._averaged()):
+            assert torch.equal(average._value(p), restored._value(q))
+        assert len(average._averaged()) > 0
+
+
+def fsdp_non_finite_samples_of_the_kernel(rank: int, folder: Path) -> None:
+    """A NaN in one process's shard takes the sample out of the averages of both."""
+    model, optimizer = sharded(gadam.Averaging(start=1))
+    fit(model, optimizer, range(5), rank)
+    averages = [optimizer.state[p]["average"].to_local() for p in model.parameters()]
+    before = [average.clone() for average in averages]
+    optimizer.zero_grad()
+    model(data(5, rank)).square().mean().backward()
+    if rank == 1:
+        weight = next(iter(model.parameters()))
+        weight.grad.to_local()[0, 0] = float("nan")  # type: ignore[union-attr]
+    optimizer.step()
+    assert (optimizer.average.count, optimizer.average.skipped) == (5, 1)
+    torch.testing.assert_close(averages, before, rtol=1e-6, atol=1e-7)
+
+
+def fsdp_attached_checkpoint(rank: int, folder: Path) -> None:
+    """The average of a torch optimizer travels in the optimizer's distributed checkpoint."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import (
+        StateDictOptions,
+        get_state_dict,
+        set_state_dict,
+    )
+    from torch.distributed.fsdp import fully_shard
+
+    def make() -> tuple[nn.Module, torch.optim.Optimizer, gadam.IterateAverage]:
+        model = network()
+        fully_shard(model)
+        adamw = torch.optim.AdamW(model.parameters(), lr=0.05)
+        return model, adamw, gadam.IterateAverage(adamw, gadam.Averaging(start=2))
+
+    for options in (
+        StateDictOptions(),
+        StateDictOptions(flatten_optimizer_state_dict=True),
+        StateDictOptions(full_state_dict=True),
+    ):
+        model, optimizer, average = make()
+        fit(model, optimizer, range(5), rank)
+        states = get_state_dict(model, optimizer, options=options)
+        other, fresh, restored = make()
+        target: Any = dict(
+            zip(("model", "optimizer"), get_state_dict(other, fresh, options=options))
+        )
+        if options.full_state_dict:
+            target = copy.deepcopy({"model": states[0], "optimizer": states[1]})
+        else:
+            name = folder / f"attached-{options.flatten_optimizer_state_dict}"
+            dcp.save({"model": states[0], "optimizer": states[1]}, checkpoint_id=name)
+            dcp.load(target, checkpoint_id=name)
+        set_state_dict(
+            other,
+            fresh,
+            model_state_dict=target["model"],
+            optim_state_dict=target["optimizer"],
+            options=options,
+        )
+        assert restored.count == average.count == 4, options
+        for p, q in zip(model.parameters(), other.parameters()):
+            assert torch.equal(average._value(p), restored._value(q)), options
+
+
 def fsdp_without_private_constructors(rank: int, folder: Path) -> None:
     """Averages of sharded parameters do not need torch's private DTensor constructor."""
     from gadam import _torch
