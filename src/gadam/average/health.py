@@ -163,7 +163,8 @@ def _sums(weights: Tensor, average: Tensor, weight: float) -> Tensor:
 
 
 def _norm(tensor: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(tensor, dtype=_at_least_float32(tensor.dtype))
+    norm: Tensor = torch.linalg.vector_norm(tensor, dtype=_at_least_float32(tensor.dtype))
+    return norm
 
 
 def _is_not_finite(tensor: Tensor) -> Tensor:
