@@ -16,7 +16,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 
+import gadam
 from contract import parameters, set_gradients
+from gadam.average.fold import Fold
 from gadam.optim import accelerator
 from gadam.optim.update import padam
 
@@ -72,6 +74,91 @@ def run(
         else:
             padam(params, grads, m, v, maxima, counts, foreach=False, fused=False, **chosen)  # type: ignore[arg-type]
     return [[p.detach() for p in params], m, v, v_max, counts]
+
+
+def fold_of(params: list[Any], averages: list[torch.Tensor], weight: float) -> Fold:
+    return Fold(params, averages, lambda: None, lambda _: torch.tensor(weight))
+
+
+@torch.no_grad()
+def check_folds() -> None:
+    """The kernel folds the updated parameters in as they are stored, and can take them out."""
+    for dtype, weight, bad, rejected in itertools.product(
+        [torch.float32, torch.bfloat16], [0.0, 0.2, 0.5, 1.0], [0.0, float("nan")], [0.0, 1.0]
+    ):
+        params, (m, v, _, counts) = lists_for(dtype)
+        set_gradients(params, 1)
+        params[0].grad[0, 0] += bad  # type: ignore[index]
+        averages = [torch.randn(p.shape) for p in params]
+        if weight == 1.0:  # the first sample
+            averages = [torch.zeros(p.shape) for p in params]
+        before = [average.clone() for average in averages]
+        fold = fold_of(params, averages, weight)
+        accelerator.step(
+            params,  # type: ignore[arg-type]
+            [p.grad for p in params],  # type: ignore[misc]
+            m,
+            v,
+            [],
+            counts,
+            grad_scale=torch.tensor(1.0),
+            found_inf=torch.tensor(rejected),
+            fold=fold,
+            indices=list(range(len(params))),
+            **options(),
+        )
+        assert fold.folded == list(range(len(params)))
+        assert fold.not_finite is not None
+        assert bool(fold.not_finite) == (bad != 0.0 and not rejected)
+        expected = [b.clone() for b in before]
+        for p, average in zip(params, expected):
+            new = p.detach().float()
+            folded = torch.lerp(average, new, weight)
+            if not rejected:
+                average.copy_(torch.where(torch.isfinite(new), folded, average))
+        torch.testing.assert_close(averages, expected, rtol=1e-6, atol=1e-6)
+        if not rejected:
+            fold.undo_if(torch.tensor(False))
+            torch.testing.assert_close(averages, expected, rtol=1e-6, atol=1e-6)
+            fold.undo_if(torch.tensor(True))
+            torch.testing.assert_close(averages, before, rtol=1e-5, atol=1e-5)
+
+
+def check_averages() -> None:
+    """GadamX with the kernel has the same average as without it, and skips the same samples."""
+    from gadam.optim import cpu
+
+    supports, note = (cpu.supports, accelerator.supports), accelerator._note
+    notes: list[int] = []
+    accelerator._note = lambda *arguments: notes.append(1) or note(*arguments)  # type: ignore[func-returns-value]
+    for weighting in (gadam.Mean(), gadam.EMA(0.7)):
+        results = []
+        for triton in (False, True):
+            if triton:
+                cpu.supports, accelerator.supports = lambda _: False, lambda _: True
+            params = [p for p in parameters() if p.is_contiguous()]
+            plan = gadam.Averaging(start=2, weighting=weighting)
+            flags: dict[str, Any] = {"fused": True} if triton else {"foreach": True}
+            optimizer = gadam.GadamX(params, 0.05, average=plan, **flags)
+            try:
+                for step in range(1, 9):
+                    set_gradients(params, step)
+                    if step in (2, 6):
+                        params[0].grad[0, 0] = float("nan")  # type: ignore[index]
+                    weights = [p.detach().clone() for p in params]
+                    optimizer.step()
+                    if step in (2, 6):  # as a user who skips the batch
+                        for p, value in zip(params, weights):
+                            p.data.copy_(value)
+                            for name in ("exp_avg", "exp_avg_sq"):
+                                optimizer.state[p][name].nan_to_num_()
+            finally:
+                cpu.supports, accelerator.supports = supports
+            assert (optimizer.average.count, optimizer.average.skipped) == (5, 2)
+            results.append([optimizer.state[p]["average"] for p in params])
+        torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-5)
+    accelerator._note = note
+    assert len(notes) == 2 * 7  # one per due step
 
 
 def main() -> None:
@@ -139,6 +226,8 @@ def main() -> None:
                     padam([p], gradient, *state, foreach=False, fused=False, **options())
             results.append(p.detach())
         torch.testing.assert_close(results[1], results[0], rtol=2e-5, atol=1e-6, equal_nan=True)
+    check_folds()
+    check_averages()
     print(f"{cases} combinations equal the reference")
 
 
