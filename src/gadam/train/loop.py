@@ -163,7 +163,8 @@ def _train(
         if done % recipe.evaluate_every == 0 or done == recipe.epochs or finished:
             used = iterate = _measure(task, epoch, recipe, nullcontext(), clock)
             if average is not None and samples:
-                used = averaged = _measure(task, epoch, recipe, average.applied(model), clock)
+                point = average.applied(model, batchnorm=False)  # _measure refreshes them
+                used = averaged = _measure(task, epoch, recipe, point, clock)
             finished |= not all(math.isfinite(m[task.metric]) for m in used.values())
             if average is not None and "validation" in used:
                 finished |= average.observe(used["validation"][task.metric])
