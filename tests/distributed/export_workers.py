@@ -102,3 +102,23 @@ def health(rank: int, folder: Path) -> None:
             pass
     assert communication.get_total_counts() == 0
     assert bool(caught) == bool(shard.numel())
+
+
+def health_of_replicas(rank: int, folder: Path) -> None:
+    """Parameters that are both replicated and sharded (HSDP), beside one that is neither."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    plan = gadam.Averaging(start=2)
+    alone = network()
+    expected = gadam.GadamX(alone.parameters(), 0.05, average=plan)
+    fit(alone, expected, range(5), None)
+    model = network()
+    mesh = init_device_mesh("cpu", (dist.get_world_size(), 1), mesh_dim_names=("copies", "shards"))
+    fully_shard(model[0], mesh=mesh)
+    optimizer = gadam.GadamX(model.parameters(), 0.05, average=plan)
+    fit(model, optimizer, range(5), None)
+    found, reference = optimizer.average.health(), expected.average.health()
+    assert math.isclose(found.distance, reference.distance, rel_tol=1e-3)
+    gathered = optimizer.average.model_state_dict(model, full=True)
+    assert bool(gathered) == (rank == 0)

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch.multiprocessing as mp
+from torch.multiprocessing.spawn import spawn
 
 sys.path.insert(0, str(Path(__file__).parent))
 import export_workers
@@ -14,7 +14,7 @@ import workers
 
 
 @pytest.mark.parametrize("processes", [2, 3])
-@pytest.mark.parametrize("name", ["exports", "files", "health"])
+@pytest.mark.parametrize("name", ["exports", "files", "health", "health_of_replicas"])
 def test_sharded_models(name, processes, tmp_path):
     worker = getattr(export_workers, name)
-    mp.spawn(workers.launch, args=(processes, str(tmp_path), worker), nprocs=processes)
+    spawn(workers.launch, args=(processes, str(tmp_path), worker), nprocs=processes)
