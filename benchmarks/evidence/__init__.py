@@ -1,0 +1,1 @@
+"""Averaging against its rivals on real data: tuning, final seeds, and one record per run."""

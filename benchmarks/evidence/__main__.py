@@ -1,0 +1,122 @@
+"""Run the evidence: `python -m benchmarks.evidence run`, `plan`, or `status`."""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import multiprocessing
+import os
+import signal
+import sys
+import time
+import traceback
+from multiprocessing.pool import AsyncResult
+from pathlib import Path
+
+from benchmarks.evidence import harness, results, tuning
+from benchmarks.evidence.harness import Record, Trial
+from benchmarks.evidence.tasks import TASKS, Workload
+
+
+def main() -> None:
+    """Parse the command line and run a command."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.evidence", description=__doc__)
+    parser.add_argument("command", choices=["run", "plan", "status"])
+    parser.add_argument("tasks", nargs="*", help="tasks, in this order; the default is all")
+    parser.add_argument("--workers", type=int, default=2, help="processes, one thread each")
+    parser.add_argument("--out", type=Path, default=results.FOLDER, help="folder of the results")
+    options = parser.parse_args()
+    unknown = [name for name in options.tasks if name not in TASKS]
+    if unknown:
+        parser.error(f"Unknown tasks: {', '.join(unknown)}. Choose from {', '.join(TASKS)}.")
+    chosen = [TASKS[name] for name in options.tasks or TASKS]
+    commands = {"run": run, "plan": plan, "status": status}
+    commands[options.command](chosen, options.out, options.workers)
+
+
+def queue(workloads: list[Workload], folder: Path) -> list[Trial]:
+    """Return the trials that remain, in order, as far as they are known now."""
+    return [
+        trial
+        for workload in workloads
+        for trial in tuning.pending(workload, results.read(workload.name, folder))
+    ]
+
+
+def run(workloads: list[Workload], folder: Path, workers: int) -> None:
+    """Run the queue until it is empty. Finished runs are on disk, so stopping loses little."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        sys.exit(f"Another process is running the queue of {folder}.")
+    os.environ["OMP_NUM_THREADS"] = "1"
+    os.nice(19)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("Stopped."))
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["benchmarks.evidence.harness"])  # imports torch once
+    active: dict[Trial, AsyncResult[list[Record]]] = {}
+    failed: list[Trial] = []
+    # A new process per run: nothing of a run remains for the next one.
+    with context.Pool(workers, maxtasksperchild=1) as pool:
+        while True:
+            if len(active) < workers:
+                known = queue(workloads, folder)
+                left = [trial for trial in known if trial not in active and trial not in failed]
+                for trial in left[: workers - len(active)]:
+                    active[trial] = pool.apply_async(harness.run, [trial])
+            if not active:
+                break
+            time.sleep(0.2)
+            for trial in [trial for trial, result in active.items() if result.ready()]:
+                try:
+                    records = active.pop(trial).get()
+                except Exception:
+                    traceback.print_exc()
+                    failed.append(trial)
+                    continue
+                results.append(records, folder)
+                for record in records:
+                    print(_line(record), flush=True)
+    if failed:
+        sys.exit(f"{len(failed)} runs failed. Fix the cause and run again.")
+
+
+def plan(workloads: list[Workload], folder: Path, workers: int) -> None:
+    """Print the queue and the core-hours that remain."""
+    total = 0.0
+    for workload in workloads:
+        records = results.read(workload.name, folder)
+        trials = tuning.pending(workload, records)
+        for trial in trials:
+            print(f"{trial.task:16} {trial.method:20} seed {trial.seed} {trial.knobs}")
+        hours = tuning.expected_runs(workload, records) * workload.minutes / 60
+        total += hours
+        print(f"{workload.name}: {len(trials)} trials are known, about {hours:.1f} core-hours left")
+    print(f"About {total:.1f} core-hours left.")
+
+
+def status(workloads: list[Workload], folder: Path, workers: int) -> None:
+    """Print the finished runs and the best validation metric of each target."""
+    for workload in workloads:
+        records = results.read(workload.name, folder)
+        used = sum(sum(record.seconds.values()) for record in records if _is_paid(record)) / 3600
+        print(f"{workload.name}: {len(records)} records, {used:.2f} core-hours")
+        for line in tuning.summary(workload, records):
+            print(f"  {line}")
+
+
+def _is_paid(record: Record) -> bool:
+    return record.trial.schedule != "wsd"  # it shares the run at a held rate
+
+
+def _line(record: Record) -> str:
+    trial = record.trial
+    values = {point: round(record.final(point), 1) for point in record.validation}
+    seconds = round(sum(record.seconds.values()))
+    return f"{trial.task} {trial.method} {trial.knobs} seed {trial.seed}: {seconds} s {values}"
+
+
+if __name__ == "__main__":
+    main()

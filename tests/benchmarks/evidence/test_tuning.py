@@ -1,0 +1,137 @@
+"""Grids grow until the best setting is inside, finals follow, and a queue resumes."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from benchmarks.evidence.harness import OWN, Record, Trial
+from benchmarks.evidence.methods import Knobs
+from benchmarks.evidence.tasks import TASKS, Workload
+from benchmarks.evidence.tuning import level, pending
+
+from benchmarks.evidence import results, tuning
+
+ROOT = Path(__file__).parents[3]
+
+
+def workload(*methods: str) -> Workload:
+    return replace(TASKS["cifar100n"], methods=methods)
+
+
+def simulated(trial: Trial, peak: Knobs, points: tuple[str, ...] = (OWN, "half")) -> list[Record]:
+    """Return records of a run whose metric falls with the distance from a peak."""
+    far = abs(math.log10(trial.knobs.lr / peak.lr)) + abs(
+        math.log10(trial.knobs.weight_decay / peak.weight_decay)
+    )
+    metric = 50 - 10 * far - 5 * abs(trial.knobs.beta - peak.beta)
+    names = [trial.method]
+    if trial.method.endswith("held"):
+        names.append(f"{trial.base} wsd")
+    return [
+        Record(replace(trial, method=name), 10, {point: [(10, metric, 1.0)] for point in points})
+        for name in names
+    ]
+
+
+def run_all(task: Workload, peak: Knobs) -> list[Record]:
+    records: list[Record] = []
+    while trials := pending(task, records):
+        assert len(trials) == len(set(trials))
+        records += simulated(trials[0], peak)
+        assert len(records) < 200
+    return records
+
+
+def test_levels_are_half_decades() -> None:
+    assert [level(0.3, steps) for steps in (-3, -2, -1, 0, 1, 2)] == [0.01, 0.03, 0.1, 0.3, 1, 3]
+    assert [level(1e-5, steps) for steps in (-1, 0, 1)] == [3e-6, 1e-5, 3e-5]
+
+
+def test_first_the_grid() -> None:
+    trials = pending(workload("adamw cosine"), [])
+    assert len(trials) == len(set(trials)) == 9
+    assert trials[0].knobs == Knobs(*TASKS["cifar100n"].centers["adamw"])
+    assert {trial.seed for trial in trials} == {0}
+
+
+@pytest.mark.parametrize("method", ["adamw cosine", "adamw held", "schedule-free-adamw"])
+def test_a_best_setting_at_an_edge_extends_the_grid(method: str) -> None:
+    task = workload(method)
+    lr, decay = task.centers[method.split()[0]]
+    peak = Knobs(level(lr, 3), level(decay, -2))
+    records = run_all(task, peak)
+    tuned = {r.trial.knobs for r in records if r.trial.seed == 0 and r.trial.method == method}
+    assert peak in tuned
+    for steps in (-1, 1):
+        assert replace(peak, lr=level(peak.lr, steps)) in tuned
+        assert replace(peak, weight_decay=level(peak.weight_decay, steps)) in tuned
+    final = [r.trial for r in records if r.trial.seed > 0 and r.trial.method == method]
+    assert {trial.knobs for trial in final} == {peak}
+    assert sorted(trial.seed for trial in final) == [1, 2, 3, 4, 5]
+
+
+def test_an_endless_slope_stops() -> None:
+    records = run_all(workload("sgd cosine"), Knobs(1e9, 1e9))
+    assert len([r for r in records if r.trial.seed == 0]) == 9 + tuning.MAX_EXTRA
+
+
+def test_schedule_free_also_tries_its_own_knob() -> None:
+    task = workload("schedule-free-adamw")
+    records = run_all(task, Knobs(*task.centers["schedule-free-adamw"], beta=0.98))
+    assert {r.trial.knobs.beta for r in records if r.trial.seed == 0} == {0.9, 0.95, 0.98}
+    assert {r.trial.knobs.beta for r in records if r.trial.seed > 0} == {0.98}
+
+
+def test_each_target_gets_its_own_best_setting() -> None:
+    task = workload("adamw cosine")
+    center = Knobs(*task.centers["adamw"])
+    other = replace(center, lr=level(center.lr, 1))
+    records: list[Record] = []
+    while trials := pending(task, records):
+        (own,) = simulated(trials[0], center, (OWN,))
+        (average,) = simulated(trials[0], other, ("half",))
+        records.append(replace(own, validation={**own.validation, **average.validation}))
+    assert {r.trial.knobs for r in records if r.trial.seed > 0} == {center, other}
+
+
+def test_a_diverged_run_is_never_the_best() -> None:
+    task = workload("adamw cosine")
+    records = [Record(trial, 10, diverged=3) for trial in pending(task, [])]
+    good = records[4].trial
+    records[4] = simulated(good, good.knobs)[0]
+    assert tuning.best(records, "adamw cosine", ("cosine", OWN), "max") == good.knobs
+
+
+def test_less_perplexity_is_better() -> None:
+    trial = Trial("ptb-lstm", "adamw cosine", Knobs(0.1, 0.1), 0)
+    better, worse = (Record(trial, 1, {OWN: [(1, value, 1.0)]}) for value in (80.0, 90.0))
+    assert tuning.score(better, OWN, "min") > tuning.score(worse, OWN, "min")
+
+
+def test_finished_runs_are_skipped_after_a_restart(tmp_path: Path) -> None:
+    task = workload("adamw held")
+    before = pending(task, [])
+    results.append(simulated(before[0], before[0].knobs), tmp_path)
+    results.append(simulated(before[1], before[0].knobs), tmp_path)
+    again = results.read(task.name, tmp_path)
+    assert [record.trial.method for record in again] == ["adamw held", "adamw wsd"] * 2
+    assert pending(task, again) == before[2:]
+
+
+def test_plan_and_status_print_the_queue(tmp_path: Path) -> None:
+    trial = pending(TASKS["fashion-noisy"], [])[0]
+    results.append(simulated(trial, trial.knobs), tmp_path)
+    for command, expected in (("plan", "core-hours left"), ("status", "50.00 at Knobs")):
+        done = subprocess.run(
+            [sys.executable, "-m", "benchmarks.evidence", command, "--out", str(tmp_path)],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert expected in done.stdout
