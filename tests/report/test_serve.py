@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import made
+from gadam.report import serve
 from gadam.report.serve import Server
 from gadam.runs.files import write_json
 
@@ -97,3 +99,14 @@ def test_other_host_names_are_refused(server):
     """A website could point its own name here to read the report (DNS rebinding)."""
     assert request(server, "/", Host="evil.example")[0] == 403
     assert request(server, "/", Host="localhost:8000")[0] == 200
+
+
+def test_idle_connections_are_closed(server, monkeypatch, capsys):
+    monkeypatch.setattr(serve._Handler, "timeout", 0.2)
+    address = ("127.0.0.1", server.server_address[1])
+    for sent in (b"", b"GET / HTTP/1.1\r\nHost: local"):
+        with socket.create_connection(address, timeout=20) as idle:
+            idle.sendall(sent)
+            assert idle.recv(1) == b""  # the server closed it
+    assert request(server, "/version")[0] == 200
+    assert "Traceback" not in capsys.readouterr().err

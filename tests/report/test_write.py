@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 import pytest
 
 import made
 from gadam.report import ReportError, write
+from gadam.runs import RunError, files
 
 
 def test_writes_the_page_figures_and_tables(tmp_path):
@@ -37,3 +41,18 @@ def test_an_output_folder_that_cannot_be_created_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ReportError, match="Use a different --out"):
         write([runs], tmp_path / "file" / "out")
+
+
+def test_a_folder_that_cannot_be_written_is_an_error(tmp_path, monkeypatch):
+    made.sweep(tmp_path)
+    (tmp_path / "figures").touch()  # in place of the folder
+    with pytest.raises(ReportError, match="figures could not be created: File exists"):
+        write([tmp_path], tmp_path)
+
+    def refuse(*_: object, **__: object) -> int:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    (tmp_path / "figures").unlink()
+    monkeypatch.setattr(files.os, "open", refuse)  # the superuser may write to any folder
+    with pytest.raises(RunError, match="could not be written: Permission denied"):
+        write([tmp_path], tmp_path)

@@ -20,6 +20,7 @@ _RECORDS = (
     "run.json",
     "epochs.jsonl",
     "result.json",
+    "manifest.json",
     "failure.json",
     "experiment.json",
     "sections/*.json",
@@ -98,13 +99,14 @@ class Server(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     server: Server
     server_version = "gadam"
+    timeout = 20.0  # seconds that a connection may be idle
 
     def do_GET(self) -> None:
         """Respond with the page, its version, or a file of the folder."""
         try:
             self._respond()
-        except ConnectionError:
-            pass  # the client disconnected
+        except (ConnectionError, TimeoutError):
+            self.close_connection = True  # the client disconnected or does not read
         except ValueError:
             self._send(HTTPStatus.BAD_REQUEST, b"Bad request.", "text/plain")
         except OSError:

@@ -40,15 +40,16 @@ def write(folders: Sequence[Path], out: Path, *, figures: bool = True) -> Path:
         raise ReportError(f"Nothing to report in {', '.join(map(str, folders))}. {reason}")
     for problem in collection.problems:
         print(f"note: {problem}", file=sys.stderr)
+    place = out / "figures" if figures and collection.runs else out
     try:
-        out.mkdir(parents=True, exist_ok=True)
+        place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ReportError(
-            f"{out} could not be created: {error.strerror}. Use a different --out."
+            f"{place} could not be created: {error.strerror}. Use a different --out."
         ) from None
     if figures and collection.runs:
-        write_figures(collection, out / "figures")
-        write_tables(collection, out / "figures")
+        write_figures(collection, place)
+        write_tables(collection, place)
     page = out / "report.html"
     write_atomically(page, render(collection).encode())
     return page

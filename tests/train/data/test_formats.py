@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+import tracemalloc
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +88,26 @@ def test_idx_file_must_have_the_length_in_its_header(
 
 
 # ------------------------------------------------------------------------------------- pickles
+
+
+@pytest.mark.parametrize("claimed", [(10, 28, 28), (2**32 - 1,) * 3])
+def test_decompression_is_bounded_by_the_header(claimed: tuple[int, ...], tmp_path: Path) -> None:
+    """300 MB of zeros in 300 kB, behind a header that claims much less, or much more."""
+    layout = next(name for name in LAYOUTS if "mnist" in name and "gz" in name)
+    name, folder, *_ = write_layout(layout, tmp_path)
+    compress = zlib.compressobj(9, zlib.DEFLATED, 31)
+    header = bytes([0, 0, 8, 3]) + b"".join(size.to_bytes(4, "big") for size in claimed)
+    bomb = compress.compress(header)
+    for _ in range(300):
+        bomb += compress.compress(bytes(10**6))
+    images = folder / "train-images-idx3-ubyte.gz"
+    images.write_bytes(bomb + compress.flush())
+    tracemalloc.start()
+    try:
+        assert_load_fails(name, tmp_path, UNREADABLE.format(images.name))
+        assert tracemalloc.get_traced_memory()[1] < 2 * 10**7
+    finally:
+        tracemalloc.stop()
 
 
 def test_array_in_column_order_is_read(tmp_path: Path) -> None:

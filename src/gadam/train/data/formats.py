@@ -11,6 +11,7 @@ import os
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import BufferedIOBase
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,8 @@ __all__ = [
 ]
 
 Arrays = tuple[Tensor, Tensor]  # images (N, C, H, W) and labels (N,)
+
+_MAX_COMPRESSION = 1032  # of the deflate algorithm: no file expands by more
 
 
 class UnreadableFile(Exception):
@@ -59,10 +62,16 @@ def naming(file: Path) -> Iterator[None]:
 
 
 def _bytes(file: Path) -> Tensor:
-    if file.suffix == ".gz":
-        return torch.frombuffer(bytearray(gzip.decompress(file.read_bytes())), dtype=torch.uint8)
     # Memory-mapped: the only copy is made where the files of a split are concatenated.
     return torch.from_file(str(file), size=file.stat().st_size, dtype=torch.uint8)
+
+
+def _read_at_most(file: BufferedIOBase, size: int) -> bytearray:
+    """Read in pieces: the file may be much shorter than its header claims."""
+    content = bytearray()
+    while len(content) < size and (piece := file.read(min(size - len(content), 2**20))):
+        content += piece
+    return content
 
 
 def _rgb(pixels: Tensor) -> Tensor:
@@ -89,17 +98,31 @@ def read_cifar_binary(file: Path, label_bytes: int) -> Arrays:
 
 
 def _read_idx(file: Path, dims: int) -> Tensor:
-    content = _bytes(file)
     start = 4 + 4 * dims
-    magic, header = bytes(content[:4].tolist()), bytes(content[4:start].tolist())
-    if magic != bytes([0, 0, 8, dims]) or len(header) < 4 * dims:
-        raise ValueError(f"it is not an idx file of {dims}-dimensional bytes")
-    shape = [int.from_bytes(header[at : at + 4], "big") for at in range(0, len(header), 4)]
-    if len(content) - start != prod(shape):
-        raise ValueError(
-            f"{len(content) - start:,} bytes after the header, expected {prod(shape):,}"
-        )
-    return content[start:].view(shape)
+    compressed = file.suffix == ".gz"
+    with gzip.open(file) if compressed else file.open("rb") as opened:
+        header = _read_at_most(opened, start)
+        if header[:4] != bytes([0, 0, 8, dims]) or len(header) < start:
+            raise ValueError(f"it is not an idx file of {dims}-dimensional bytes")
+        shape = [int.from_bytes(header[at : at + 4], "big") for at in range(4, start, 4)]
+        expected = prod(shape)
+        if not compressed:
+            found = file.stat().st_size - start
+        elif expected > _MAX_COMPRESSION * file.stat().st_size:
+            raise ValueError(f"it is too small to contain the {expected:,} bytes of its header")
+        else:
+            # One byte more than the header says, however much the file would decompress to.
+            content = _read_at_most(opened, expected + 1)
+            found = len(content)
+    if found != expected:
+        more = "more than " if compressed and found > expected else ""
+        number = expected if more else found
+        raise ValueError(f"{more}{number:,} bytes after the header, expected {expected:,}")
+    if not expected:
+        return torch.empty(shape, dtype=torch.uint8)
+    if compressed:
+        return torch.frombuffer(content, dtype=torch.uint8).view(shape)
+    return _bytes(file)[start:].view(shape)
 
 
 def read_idx_pair(file: Path) -> Arrays:
