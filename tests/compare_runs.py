@@ -23,9 +23,9 @@ def without_times(folder: Path) -> tuple[Any, Any]:
         del result[key]
     lines = [json.loads(line) for line in (folder / "epochs.jsonl").read_text().splitlines()]
     for line in lines:
-        del line["seconds"]
+        del line["seconds"], line["hash"]
     state = torch.load(max(folder.glob("checkpoint-*.pt")), weights_only=True)
-    del state["lines"]  # they contain times
+    del state["lines"], state["header"]  # they contain times and the folder's label
     return (result, lines), state
 
 

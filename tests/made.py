@@ -18,6 +18,9 @@ from gadam.runs import (
     Schedule,
 )
 from gadam.runs.files import to_json, write_json
+from gadam.runs.lines import chained
+from gadam.runs.manifest import FileHash, write_manifest
+from gadam.runs.record import FORMAT
 
 RECIPES = {
     "AdamW": Recipe(
@@ -46,7 +49,13 @@ LANGUAGE = Recipe(
 
 
 def run(
-    folder: Path, label: str, seed: int, *, recipe: Recipe | None = None, epochs: int | None = None
+    folder: Path,
+    label: str,
+    seed: int,
+    *,
+    recipe: Recipe | None = None,
+    epochs: int | None = None,
+    sealed: bool = False,
 ) -> None:
     """Write a run folder.
 
@@ -56,16 +65,20 @@ def run(
         seed: The run's seed.
         recipe: What it trains.
         epochs: Epochs done. With fewer than the recipe's, the run is not finished.
+        sealed: Write hashes and a manifest. Otherwise, write the format of older versions.
     """
     recipe = recipe or RECIPES[label]
     epochs = recipe.epochs if epochs is None else epochs
     folder.mkdir(parents=True)
     versions, machine = {"gadam": "0", "torch": "2"}, {"system": "made up"}
-    header = RunHeader(label, recipe, seed, threads=1, versions=versions, machine=machine)
+    version = FORMAT if sealed else 1
+    header = RunHeader(label, recipe, seed, 1, versions, machine, version)
     write_json(folder / "run.json", header.to_dict())
     rng = random.Random(f"{label} {seed}")
     records = [_record(recipe, epoch, rng) for epoch in range(1, epochs + 1)]
     lines = "".join(to_json(record.to_dict()) + "\n" for record in records)
+    if sealed:
+        lines = chained(records, (folder / "run.json").read_bytes())
     (folder / "epochs.jsonl").write_text(lines)
     if epochs == recipe.epochs:
         last = records[-1]
@@ -81,6 +94,10 @@ def run(
             peak_memory=3 * 2**20,
         )
         write_json(folder / "result.json", result.to_dict())
+        if sealed:
+            names = ("run.json", "epochs.jsonl", "result.json")
+            hashes = {name: FileHash.of((folder / name).read_bytes()) for name in names}
+            write_manifest(folder, hashes)
 
 
 def _record(recipe: Recipe, epoch: int, rng: random.Random) -> EpochRecord:
@@ -102,19 +119,20 @@ def _record(recipe: Recipe, epoch: int, rng: random.Random) -> EpochRecord:
     )
 
 
-def sweep(folder: Path, seeds: int = 3) -> Path:
+def sweep(folder: Path, seeds: int = 3, *, sealed: bool = False) -> Path:
     """Write the folder of an experiment with two methods.
 
     Args:
         folder: Where to write it.
         seeds: Runs per method.
+        sealed: As for :func:`run`.
 
     Returns:
         The folder.
     """
     for label in RECIPES:
         for seed in range(seeds):
-            run(folder / f"{label.lower()}-{seed}", label, seed)
+            run(folder / f"{label.lower()}-{seed}", label, seed, sealed=sealed)
     experiment = Experiment(
         "made",
         "Made up",

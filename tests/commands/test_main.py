@@ -23,6 +23,7 @@ POSITIONALS = {
     "list": [],
     "data": ["NAME"],
     "report": ["DIR [DIR ...]"],
+    "verify": ["DIR"],
     "analyze": ["DIR"],
     "theory": ["NAME", "[RUN]"],
     "bench": ["[NETWORK ...]"],

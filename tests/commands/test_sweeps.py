@@ -13,6 +13,7 @@ import synthetic
 from gadam.commands import main, sweeps
 from gadam.commands.options import SweepOptions
 from gadam.runs import Experiment, RunResult, collect
+from gadam.runs.files import read_json
 from gadam.runs.summary import summarize
 from gadam.train import experiments
 
@@ -107,7 +108,7 @@ def test_compare_ends_with_a_table(compared):
 
 def test_compare_writes_its_numbers(compared):
     folder, _ = compared
-    content = json.loads((folder / "summary.json").read_text())
+    content = read_json(folder / "summary.json")
     recipes = experiments.get("compare").recipes
     assert [row["label"] for row in content["rows"]] == list(recipes)
     assert all(row["runs"] == 2 for row in content["rows"])
@@ -120,7 +121,7 @@ def test_compare_writes_its_numbers(compared):
 
 def test_the_folder_describes_the_experiment(compared):
     folder, _ = compared
-    experiment = Experiment.from_dict(json.loads((folder / "experiment.json").read_text()))
+    experiment = Experiment.from_dict(read_json(folder / "experiment.json"))
     assert (experiment.name, experiment.seeds, experiment.split) == ("compare", 2, "test")
     assert all(recipe.epochs == 2 for recipe in experiment.recipes.values())
     found = collect([folder])
@@ -128,7 +129,7 @@ def test_the_folder_describes_the_experiment(compared):
     assert (len(found.runs), found.expected) == (24, 24)
     assert found.experiment == experiment
     table = summarize(found.experiment, found.results)
-    content = json.loads((folder / "summary.json").read_text())
+    content = read_json(folder / "summary.json")
     assert [row.iterate and row.iterate.mean for row in table] == [
         row["iterate"]["mean"] for row in content["rows"]
     ]
@@ -141,7 +142,7 @@ def test_the_summary_event_names_the_report(tmp_path, capsys):
     assert last["event"] == "summary"
     assert last["report"] == str(tmp_path / "report.html")
     assert (tmp_path / "report.html").exists()
-    written = json.loads((tmp_path / "summary.json").read_text())
+    written = read_json(tmp_path / "summary.json")
     assert {key: last[key] for key in written} == written
 
 

@@ -137,7 +137,12 @@ def test_diverged_runs_are_named(tmp_path):
 
 def test_null_is_read_as_nan(tmp_path):
     made.run(tmp_path / "a", "Gadam", 0)
-    change(tmp_path / "a" / "result.json", iterate={"test": {"accuracy": None}})
+    point = {"test": {"accuracy": None}}
+    change(tmp_path / "a" / "result.json", iterate=point)
+    lines = tmp_path / "a" / "epochs.jsonl"
+    *before, last = lines.read_text().splitlines(keepends=True)
+    last = json.dumps({**json.loads(last), "iterate": point}) + "\n"
+    lines.write_text("".join([*before, last]))
     result = collect([tmp_path]).runs[0].result
     assert result is not None
     assert math.isnan(result.iterate["test"]["accuracy"])
@@ -169,7 +174,7 @@ def test_a_damaged_file_is_named_and_skipped(tmp_path, name, content):
     folder = tmp_path if name == "experiment.json" else tmp_path / "gadam-1"
     (folder / name).write_text(content)
     found = collect([tmp_path])
-    named = [p for p in found.problems if "is damaged and was skipped: " in p]
+    named = [p for p in found.problems if "is damaged" in p]
     assert len(named) == 1
     assert str(folder) in named[0]
     assert named[0].endswith(".")
@@ -200,7 +205,7 @@ def test_damaged_lines_are_counted(tmp_path):
     lines = tmp_path / "gadam-1" / "epochs.jsonl"
     with lines.open("a") as file:
         file.write("torn\n")
-    assert collect([tmp_path]).problems == (f"{lines}: 1 damaged lines were skipped.",)
+    assert collect([tmp_path]).problems == (f"{lines} has 1 damaged lines.",)
 
 
 def test_one_line_of_a_running_run_may_be_incomplete(tmp_path):
@@ -213,7 +218,54 @@ def test_one_line_of_a_running_run_may_be_incomplete(tmp_path):
     assert not any("damaged" in problem for problem in found.problems)
     with lines.open("a") as file:
         file.write("more\n")
-    assert f"{lines}: 2 damaged lines were skipped." in collect([tmp_path]).problems
+    assert f"{lines} has 2 damaged lines." in collect([tmp_path]).problems
+
+
+@pytest.mark.parametrize("name", ["result.json", "epochs.jsonl", "run.json", "manifest.json"])
+def test_changed_files_of_a_finished_run_are_named(tmp_path, name):
+    made.run(tmp_path / "a", "Gadam", 0, sealed=True)
+    assert collect([tmp_path]).problems == ()
+    path = tmp_path / "a" / name
+    content = bytearray(path.read_bytes())
+    content[content.index(b"1")] ^= 2
+    path.write_bytes(content)
+    found = collect([tmp_path])
+    expected = "is damaged" if name == "manifest.json" else "does not match manifest.json"
+    assert f"{path} {expected}" in found.problems[0]
+    if name == "run.json":
+        assert found.runs == ()
+        assert found.problems[1] == f"{path.parent} was skipped: its recipe cannot be trusted."
+    elif name == "epochs.jsonl":  # the result is intact
+        assert found.results["Gadam", 0] is not None
+        assert len(found.runs[0].epochs) < 6
+    else:
+        assert f"The result of {path.parent} was left out." in found.problems
+        assert found.results == {}
+
+
+@pytest.mark.parametrize("cut", range(1, 20))
+def test_a_cut_record_of_a_finished_run_is_named(tmp_path, cut):
+    made.run(tmp_path / "a", "Gadam", 0, sealed=True)
+    lines = tmp_path / "a" / "epochs.jsonl"
+    content = lines.read_bytes()
+    lines.write_bytes(content[: cut * len(content) // 20])
+    assert f"{lines} does not match manifest.json" in collect([tmp_path]).problems[0]
+
+
+def test_a_result_without_a_manifest_does_not_count(tmp_path):
+    made.run(tmp_path / "a", "Gadam", 0, sealed=True)
+    (tmp_path / "a" / "manifest.json").unlink()
+    found = collect([tmp_path])
+    assert (found.results, found.runs[0].status) == ({}, "at epoch 6 of 6")
+
+
+def test_a_changed_experiment_is_named(tmp_path):
+    experiment = collect([made.sweep(tmp_path)]).experiment
+    path = tmp_path / "experiment.json"
+    write_json(path, experiment.to_dict(), sealed=True)
+    assert collect([tmp_path]).experiment == experiment
+    path.write_text(path.read_text().replace("75.73", "85.73"))
+    assert "its content does not match its hash" in collect([tmp_path]).problems[0]
 
 
 def test_foreign_files_are_ignored(tmp_path):

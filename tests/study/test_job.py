@@ -189,6 +189,19 @@ def test_torn_line_costs_one_value(run, monkeypatch):
     assert seen == ["average"]
 
 
+@pytest.mark.parametrize("damage", ["value", "hash", "key of the hash"])
+def test_changed_value_is_measured_again(run, monkeypatch, damage):
+    before = measure(run, ["curvature"], QUICK)
+    notebook = run.folder / "analysis.jsonl"
+    lines = notebook.read_text().splitlines()
+    at = {"value": lines[0].index('"value"') + 12, "hash": -5, "key of the hash": -23}[damage]
+    changed = bytearray(lines[0].encode())
+    changed[at] ^= 1
+    notebook.write_text("\n".join([changed.decode(), *lines[1:]]) + "\n")
+    assert measure(run, ["curvature"], QUICK).values == before.values
+    assert len(notebook.read_text().splitlines()) == len(lines) + 1
+
+
 def test_stops_on_request_and_resumes(run):
     whole = measure(run, ["curvature"], QUICK)
     (run.folder / "analysis.jsonl").unlink()
@@ -263,7 +276,7 @@ def test_run_without_its_last_checkpoint_is_refused(run):
     with pytest.raises(RunError, match=r"no intact last checkpoint. Remove its result\.json"):
         measure(run, ["curvature"], QUICK)
     (run.folder / "result.json").unlink()
-    with pytest.raises(RunError, match="is not finished"):
+    with pytest.raises(RunError, match=r"result\.json is missing, but manifest\.json lists it"):
         measure(run, ["curvature"], QUICK)
 
 

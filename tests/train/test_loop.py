@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
 from dataclasses import replace
 
@@ -16,15 +18,18 @@ from contract import same
 from gadam.runs import (
     Average,
     Data,
+    EpochRecord,
     Language,
     Optimizer,
     Recipe,
     RecipeError,
+    RunError,
     RunFolder,
     RunResult,
     Schedule,
 )
-from gadam.runs.folder import read_epochs, read_weights
+from gadam.runs.folder import read_weights
+from gadam.runs.lines import read_epochs
 from gadam.runs.record import Point
 from gadam.train import loop
 from gadam.train.tasks import ImageTask, images
@@ -285,6 +290,58 @@ def test_evaluating_schedule_free_does_not_change_it(every, tmp_path):
     loop.train(recipe, tmp_path / "a")
     loop.train(replace(recipe, evaluate_every=2), tmp_path / "b")
     same(without_times(tmp_path / "a")[1]["model"], without_times(tmp_path / "b")[1]["model"])
+
+
+@pytest.mark.parametrize("damage", ["flip", "remove", "empty", "header"])
+def test_files_that_change_under_a_run_are_restored(tmp_path, damage, monkeypatch):
+    """Damage the record after the second epoch, with a checkpoint at every epoch."""
+    loop.train(AVERAGED, tmp_path / "whole")
+    monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", 0.0)
+    folder, notices = tmp_path / "run", []
+    lines = folder / "epochs.jsonl"
+
+    def change(done: float, record: EpochRecord | None) -> None:
+        if record is not None and record.epoch == 2:
+            if damage == "flip":
+                content = bytearray(lines.read_bytes())
+                content[content.index(b"\n") + 10] ^= 1  # in the second line
+                lines.write_bytes(content)
+            elif damage == "header":
+                (folder / "run.json").write_text("{}")
+            else:
+                lines.unlink()
+                (lines.touch if damage == "empty" else bool)()
+
+    result = loop.train(AVERAGED, folder, on_progress=change, on_notice=notices.append)
+    assert (result.status, result.epochs) == ("done", 4)
+    assert_same_run(tmp_path / "whole", folder)
+    assert len(notices) == 1
+    assert notices[0].endswith("It was restored.")
+    assert loop.train(AVERAGED, folder) == result
+
+
+@pytest.mark.parametrize("content", [{}, {"model": {}}, {"model": 3}, {"model": {"x": 1}}])
+def test_a_checkpoint_that_does_not_fit_is_refused_with_a_sentence(tmp_path, content):
+    run = RunFolder(tmp_path, BASE, 0)
+    with run.locked():
+        run.begin(1)
+        run.load()
+        run.append(EpochRecord(1, 0.1, 0.5))
+        run.save(1, content)
+    with pytest.raises(RunError, match=r"The last checkpoint of .* does not fit its recipe"):
+        loop.train(BASE, tmp_path)
+
+
+def test_a_folder_that_cannot_be_written_is_explained(tmp_path, monkeypatch):
+    loop.train(BASE, tmp_path)
+    (tmp_path / "result.json").unlink()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "result.json")
+
+    monkeypatch.setattr(type(tmp_path), "unlink", refuse)  # the superuser may remove any file
+    with pytest.raises(RunError, match=r"result\.json could not be written: Permission denied"):
+        loop.train(BASE, tmp_path)
 
 
 @pytest.mark.slow

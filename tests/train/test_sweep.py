@@ -19,6 +19,7 @@ import pytest
 
 from compare_runs import assert_same_run
 from gadam.runs import Average, Data, EpochRecord, Language, Optimizer, Recipe, RunResult
+from gadam.runs.lines import read_epochs
 from gadam.train.sweep import Job, Reportable, TrainingJob, available_cores, sweep
 
 DATA = Data("fashion-mini", validation=100, examples=400, size=14, augment=False)
@@ -226,6 +227,30 @@ def test_ctrl_c_stops_cleanly_and_the_same_command_resumes(tmp_path):
     assert "Gadam" in output
     result = json.loads((tmp_path / "compare-gadam-0" / "result.json").read_text())
     assert result["epochs"] == 150
+
+
+def test_a_second_command_cannot_change_a_running_run(tmp_path):
+    """The second command is refused, and the record never says that its recipe was trained."""
+    header = tmp_path / "compare-gadam-0" / "run.json"
+    first = start(tmp_path, "--set", "epochs=1000000", "--set", "lr=0.003")
+    try:
+        while not header.exists() and first.poll() is None:
+            time.sleep(0.01)
+        before = header.read_bytes()
+        second = start(tmp_path, "--set", "epochs=1000000", "--set", "lr=0.5")
+        _, errors = second.communicate(timeout=120)
+        assert second.returncode != 0
+        assert "Another process is using" in errors or "holds a run of another recipe" in errors
+        assert "Traceback" not in errors
+        assert header.read_bytes() == before
+    finally:
+        first.send_signal(signal.SIGINT)
+        first.communicate(timeout=120)
+    assert read_epochs(header.with_name("epochs.jsonl"))
+    third = start(tmp_path, "--set", "epochs=1000000", "--set", "lr=0.5")
+    _, errors = third.communicate(timeout=120)
+    assert third.returncode == 2
+    assert "holds a run of another recipe (optimizer.lr: 0.003 → 0.5)" in errors
 
 
 @pytest.mark.slow

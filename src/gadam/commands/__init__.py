@@ -61,6 +61,12 @@ _TABLE = (
         extra="report",
     ),
     Command(
+        "verify",
+        "DIR",
+        "Look",
+        "check that the files of runs are as the runs wrote them",
+    ),
+    Command(
         "analyze",
         "RUN",
         "Understand",

@@ -24,6 +24,7 @@ from gadam.commands.options import (
 from gadam.report import write
 from gadam.runs.collect import Collection, collect
 from gadam.runs.files import RunError, to_json
+from gadam.runs.lock import locked
 from gadam.study import (
     Settings,
     StudyJob,
@@ -200,8 +201,9 @@ def analyze(
     complete = len(results) == len(jobs) and not any(r.failed for r in results.values())
     values = {key: result.values for key, result in results.items()}
     sections = build_sections(collection, values, names, settings)
-    write_sections(folder, sections, names, settings, command)
-    page = write([folder], folder)
+    with locked(folder, ".analysis.lock"):  # the numbers of other parts are read and kept
+        write_sections(folder, sections, names, settings, command)
+        page = write([folder], folder)
     if json:
         _print_json(sections, page)
     else:

@@ -6,16 +6,24 @@ import platform
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 from gadam.commands import console
 from gadam.commands.options import SweepOptions
-from gadam.runs import summary
+from gadam.runs import lock, summary
 from gadam.runs.experiment import Experiment
-from gadam.runs.files import Document, to_json, write_atomically, write_json
+from gadam.runs.files import (
+    Document,
+    RunError,
+    explain_os_error,
+    to_json,
+    write_atomically,
+    write_json,
+)
 from gadam.runs.folder import RunFolder, versions
 from gadam.runs.recipe import Recipe, RecipeError, applies_to, override
 from gadam.runs.record import RunResult
@@ -50,15 +58,16 @@ def run_experiment(name: str, scale: Scale, rows: str, options: SweepOptions) ->
         for seed in range(experiment.seeds)
         for row, recipe in recipes.items()
     }
-    done = run_all(list(jobs.values()), options, folder, experiment)
-    results = {key: done.get(job) for key, job in jobs.items()}
-    table = summary.summarize(experiment, results)
-    content = summary_document(experiment, table, scale)
-    write_json(folder / "summary.json", content)
-    text_table = summary.to_markdown(experiment, table) + "\n"
-    write_atomically(folder / "summary.md", text_table.encode())
-    export(jobs.values(), options)
-    page = _report(folder)
+    with _locked(folder):
+        done = run_all(list(jobs.values()), options, experiment=(experiment, folder))
+        results = {key: done.get(job) for key, job in jobs.items()}
+        table = summary.summarize(experiment, results)
+        content = summary_document(experiment, table, scale)
+        write_json(folder / "summary.json", content, sealed=True)
+        text_table = summary.to_markdown(experiment, table) + "\n"
+        write_atomically(folder / "summary.md", text_table.encode())
+        export(jobs.values(), options)
+        page = _report(folder)
     if options.json:
         path = None if page is None else str(page)
         print(to_json({"event": "summary", "report": path, **content}), flush=True)
@@ -206,28 +215,39 @@ def job(label: str, recipe: Recipe, seed: int, folder: Path, options: SweepOptio
 def run_all(
     jobs: list[TrainingJob],
     options: SweepOptions,
-    folder: Path,
-    experiment: Experiment | None = None,
+    experiment: tuple[Experiment, Path] | None = None,
 ) -> dict[TrainingJob, RunResult | None]:
     """Train the runs on all cores.
 
     Args:
         jobs: The runs.
         options: How to run them.
-        folder: The folder of all runs.
-        experiment: What they belong to; it is written into the folder.
+        experiment: What they belong to, and the folder to write it to. The caller holds its lock.
 
     Returns:
         The result of each run, or None if it failed.
     """
     for each in jobs:  # find folders that hold something else before any work
-        RunFolder(each.folder, each.recipe, each.seed, each.label).begin(each.threads)
+        RunFolder(each.folder, each.recipe, each.seed, each.label).check()
     if experiment is not None:
-        write_json(folder / "experiment.json", experiment.to_dict())
+        write_json(experiment[1] / "experiment.json", experiment[0].to_dict(), sealed=True)
     several = available_cores() // options.threads if options.device == "cpu" else 1
     workers = options.workers or max(1, several)
     with console.listener(len(jobs), quiet=options.quiet, as_json=options.json) as listener:
         return sweep(jobs, listener, workers)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keep other sweeps from writing to a folder, and remove what killed processes left."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(explain_os_error(error, folder)) from None
+    with lock.locked(folder):
+        for place in ("", "sections", "figures"):
+            lock.remove_temporary_files(folder / place, of_dead_processes=True)
+        yield
 
 
 def _report(folder: Path) -> Path | None:

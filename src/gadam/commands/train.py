@@ -55,7 +55,7 @@ def run(arguments: list[str]) -> int:
     folder = options.out or Path("runs") / ("train" if scale == "mini" else f"train-{scale}")
     seeds = range(first, first + (options.seeds or 1))
     jobs = [sweeps.job(name, recipe, seed, folder / f"{name}-{seed}", options) for seed in seeds]
-    done = sweeps.run_all(jobs, options, folder)
+    done = sweeps.run_all(jobs, options)
     sweeps.export(jobs, options)
     note = sweeps.floor_note(sweeps.known_floors([recipe]))
     experiment = Experiment(name, recipe.method, {name: recipe}, note=note, seeds=len(seeds))

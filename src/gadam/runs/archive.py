@@ -29,7 +29,9 @@ from gadam.runs.files import (
     RunError,
     explain_os_error,
     nan_to_null,
+    parse_json,
     read_json,
+    read_regular_file,
     to_json,
     write_atomically,
 )
@@ -170,11 +172,11 @@ def _is_record(path: Path) -> bool:
 
 def _read(path: Path) -> Json:
     try:
-        text = path.read_text()
+        text = read_regular_file(path).decode()
         if path.suffix == ".json":
-            return nan_to_null(json.loads(text))
-        return [nan_to_null(json.loads(line)) for line in text.split("\n") if line.strip()]
-    except (OSError, ValueError, RecursionError) as error:
+            return nan_to_null(parse_json(text))
+        return [nan_to_null(parse_json(line)) for line in text.split("\n") if line.strip()]
+    except (OSError, ValueError) as error:
         raise RunError(f"{path} is damaged ({error}). Remove it, or run it again.") from None
 
 

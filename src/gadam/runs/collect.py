@@ -8,8 +8,10 @@ from pathlib import Path
 
 from gadam._errors import UserError
 from gadam.runs.experiment import Experiment
-from gadam.runs.files import Document, Json, read_json
-from gadam.runs.folder import read_epochs
+from gadam.runs.files import Document, Json, RunError, read_json
+from gadam.runs.lines import read_epochs
+from gadam.runs.manifest import NAME as MANIFEST
+from gadam.runs.manifest import Verdict, check_run
 from gadam.runs.recipe import Recipe
 from gadam.runs.record import EpochRecord, RunHeader, RunResult
 
@@ -235,27 +237,30 @@ def _read_run(path: Path, problems: list[str]) -> RunRecord | None:
         header = RunHeader.from_dict({"threads": 1, **content, "label": label})
         label = printable(header.label or header.recipe.method)
         epochs = tuple(read_epochs(folder / "epochs.jsonl"))
-        run = RunRecord(
-            folder,
-            replace(header, label=label),
-            epochs,
-            _read_result(folder / "result.json", problems),
-            _read_failure(folder / "failure.json", problems),
-        )
     except (UserError, OSError) as error:
         problems.append(_skipped(folder, error))
         return None
-    lines = folder / "epochs.jsonl"
-    total = lines.read_text(errors="replace").count("\n") if lines.exists() else 0
-    damaged = total - len(run.epochs)
-    if (damaged > 0 and run.result is not None) or damaged > 1:  # one may be in progress
-        problems.append(f"{lines}: {damaged} damaged lines were skipped.")
-    return run
+    verdict = check_run(folder)
+    problems += map(str, verdict.problems)
+    if verdict.concerns("run.json"):
+        problems.append(f"{folder} was skipped: its recipe cannot be trusted.")
+        return None
+    failure = _read_failure(folder / "failure.json", problems)
+    result = _read_result(verdict, problems)
+    return RunRecord(folder, replace(header, label=label), epochs, result, failure)
 
 
-def _read_result(path: Path, problems: list[str]) -> RunResult | None:
-    content = _read(path, problems) if path.exists() else None
-    return None if content is None else RunResult.from_dict(content)
+def _read_result(verdict: Verdict, problems: list[str]) -> RunResult | None:
+    """Return the result, unless the run is not finished or the result was changed."""
+    if verdict.state == "unfinished":
+        return None
+    if not verdict.concerns("result.json", MANIFEST):
+        try:
+            return RunResult.from_dict(read_json(verdict.folder / "result.json"))
+        except (ValueError, RunError):  # it has just been replaced
+            pass
+    problems.append(f"The result of {verdict.folder} was left out.")
+    return None
 
 
 def _read_failure(path: Path, problems: list[str]) -> str:

@@ -13,6 +13,7 @@ __all__ = [
     "Parser",
     "Record",
     "WrongField",
+    "between",
     "mapping_of",
     "number",
     "number_or_null",
@@ -97,6 +98,22 @@ def whole(value: Json) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise WrongField("a whole number")
     return value
+
+
+def between(lowest: int, highest: int) -> Parser[int]:
+    """Accept a whole number within bounds.
+
+    Args:
+        lowest: The lower bound.
+        highest: The upper bound.
+    """
+
+    def check(value: Json) -> int:
+        if not lowest <= whole(value) <= highest:
+            raise WrongField(f"a whole number from {lowest} to {highest}")
+        return whole(value)
+
+    return check
 
 
 def number(value: Json) -> float:

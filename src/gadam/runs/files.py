@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import math
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -17,7 +19,10 @@ __all__ = [
     "explain_os_error",
     "nan_to_null",
     "null_to_nan",
+    "parse_json",
     "read_json",
+    "read_regular_file",
+    "sha256",
     "to_json",
     "write_atomically",
     "write_json",
@@ -25,6 +30,10 @@ __all__ = [
 
 Json: TypeAlias = Any  # a value as `json.loads` returns it
 Document: TypeAlias = dict[str, Json]  # a JSON object
+
+# The key of a sealed document's hash. What gadam itself writes is a few levels deep.
+_SEAL = "sha256"
+_MAX_DEPTH = 64
 
 
 class RunError(UserError, RuntimeError):
@@ -42,15 +51,18 @@ def write_atomically(path: Path, content: bytes) -> None:
         RunError: The file cannot be written. The old one is intact.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    # A link in place of the temporary file would lead the content elsewhere.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0)
     try:
-        with temporary.open("wb") as file:
+        with open(os.open(temporary, flags, 0o666), "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
         _sync_folder(path.parent)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()
         raise RunError(explain_os_error(error, path)) from error
 
 
@@ -114,29 +126,86 @@ def to_json(content: Json, indent: int | None = None) -> str:
     return json.dumps(nan_to_null(content), indent=indent, allow_nan=False)
 
 
-def write_json(path: Path, content: Json) -> None:
+def sha256(content: bytes) -> str:
+    """Return the SHA-256 hash of some bytes, in hexadecimal digits.
+
+    Args:
+        content: The bytes.
+    """
+    return hashlib.sha256(content).hexdigest()
+
+
+def write_json(path: Path, content: Json, *, sealed: bool = False) -> None:
     """Write plain data as JSON, atomically.
 
     Args:
         path: The file to write.
         content: Nested dicts, lists, tuples and scalars.
+        sealed: Add the hash of the content, which :func:`read_json` checks. The content is a dict.
     """
+    if sealed:
+        content = {key: value for key, value in content.items() if key != _SEAL}
+        content[_SEAL] = sha256(to_json(content).encode())
     write_atomically(path, (to_json(content, indent=1) + "\n").encode())
 
 
-def read_json(path: Path) -> Document:
-    """Read a JSON object.
+def read_regular_file(path: Path) -> bytes:
+    """Read a file. Refuse a device or a pipe, which may never end.
 
     Args:
         path: The file to read.
 
     Raises:
-        ValueError: The file cannot be read or is not a JSON object. The message says why.
+        OSError: The file does not exist or cannot be read.
+    """
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return path.read_bytes()
+
+
+def parse_json(text: str | bytes) -> Json:
+    """Parse JSON of moderate depth, so that recursive code can handle the value.
+
+    Args:
+        text: The JSON text.
+
+    Raises:
+        ValueError: The text is not JSON, or is nested too deeply.
     """
     try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError) as error:
+        content = json.loads(text if isinstance(text, str) else text.decode())
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    level = [content]
+    for _ in range(_MAX_DEPTH):
+        level = [
+            value
+            for item in level
+            if isinstance(item, dict | list)
+            for value in (item.values() if isinstance(item, dict) else item)
+        ]
+        if not level:
+            return content
+    raise ValueError("it is nested too deeply")
+
+
+def read_json(path: Path) -> Document:
+    """Read a JSON object. If it is sealed, check its hash and remove it.
+
+    Args:
+        path: The file to read.
+
+    Raises:
+        ValueError: The file cannot be read, is not a JSON object, or was changed after it was
+            sealed. The message says why.
+    """
+    try:
+        content = parse_json(read_regular_file(path))
+    except (OSError, ValueError) as error:
         raise ValueError(str(error)) from None
     if not isinstance(content, dict):
         raise ValueError("it is not a JSON object")
+    seal = content.pop(_SEAL, None)
+    if seal is not None and seal != sha256(to_json(content).encode()):
+        raise ValueError("its content does not match its hash")
     return content

@@ -2,73 +2,67 @@
 
 ======================================  =======================================================
 `run.json`                              the recipe, the seed, versions and machine
-`epochs.jsonl`                          one line of JSON per epoch
+`epochs.jsonl`                          one line of JSON per epoch, chained by hashes
 `checkpoint-<epochs>-<hash>.pt`         the last two checkpoints; the hash is of the content
 `iterates/iterate-<epochs>-<hash>.pt`   the weights after an epoch, if the recipe keeps them
-`result.json`                           how the run ended; absent until it has
+`result.json`                           how the run ended
+`manifest.json`                         the hashes of all of these; absent until the run has ended
 `failure.json`                          why it stopped, until it is tried again
 ======================================  =======================================================
 
 Every file but `epochs.jsonl` is written beside its target, synced and renamed, so the folder never
-holds half of one. A resumed run cuts `epochs.jsonl` back to the checkpoint it continues from.
+holds half of one. A checkpoint contains the header and the record up to its epoch. The process that
+trains a run keeps both in memory, and never reads them back: files that change under it are
+restored. A resumed run restores them from the checkpoint it continues from.
 """
 
 from __future__ import annotations
 
-import hashlib
+import errno
 import io
 import json
+import os
 import platform
 import re
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
 import gadam
 from gadam._errors import UserError
+from gadam.runs import lock
 from gadam.runs.files import (
     RunError,
     explain_os_error,
+    parse_json,
     read_json,
+    read_regular_file,
+    sha256,
     to_json,
     write_atomically,
     write_json,
 )
+from gadam.runs.lines import chained, read_epochs, with_hash, without_hash
+from gadam.runs.manifest import NAME as MANIFEST
+from gadam.runs.manifest import FileHash, Verdict, check_run, write_manifest
 from gadam.runs.recipe import Recipe, differences
-from gadam.runs.record import EpochRecord, RunHeader, RunResult
+from gadam.runs.record import FORMAT, EpochRecord, RunHeader, RunResult
 
-__all__ = ["RunFolder", "State", "read_epochs", "read_weights", "versions"]
+__all__ = ["RunFolder", "State", "read_weights", "versions"]
 
 State: TypeAlias = dict[str, Any]  # a state dict, as torch.save takes it
 
+_RECORD = ("run.json", "epochs.jsonl", "result.json", MANIFEST)
 _CHECKPOINT = re.compile(r"(checkpoint|iterate)-\d{6}-[0-9a-f]{16}\.pt")
 
 
 def versions() -> dict[str, str]:
     """Return the versions that results depend on."""
     return {"gadam": gadam.__version__, "torch": torch.__version__}
-
-
-def read_epochs(path: Path) -> list[EpochRecord]:
-    """Read the intact lines of `epochs.jsonl`, up to the first damaged one.
-
-    Args:
-        path: The file. A missing file has no lines. A killed process may leave a torn last line.
-    """
-    records: list[EpochRecord] = []
-    for text in _read_text(path).splitlines():
-        try:
-            record = EpochRecord.from_dict(json.loads(text))
-        except (ValueError, RunError, RecursionError):
-            break
-        if record.epoch != len(records) + 1:
-            break
-        records.append(record)
-    return records
 
 
 def read_weights(path: Path) -> State | None:
@@ -78,23 +72,16 @@ def read_weights(path: Path) -> State | None:
         path: The file; its name holds the hash of its content.
 
     Returns:
-        Its content, or None if it does not match the hash.
+        Its content, or None if it does not match the hash or cannot be read.
     """
-    content = path.read_bytes()
-    if hashlib.sha256(content).hexdigest()[:16] != path.stem.split("-")[2]:
+    try:
+        content = read_regular_file(path)
+        if sha256(content)[:16] != path.stem.split("-")[2]:
+            return None
+        state = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
+    except Exception:  # unpicklers raise almost anything on a file that is not theirs
         return None
-    state: State = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
-    return state
-
-
-def _write(folder: Path, kind: str, epochs: int, state: State) -> Path:
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    content = buffer.getvalue()
-    digest = hashlib.sha256(content).hexdigest()[:16]
-    path = folder / f"{kind}-{epochs:06d}-{digest}.pt"
-    write_atomically(path, content)
-    return path
+    return state if isinstance(state, dict) else None
 
 
 def _saved(folder: Path, kind: str) -> list[Path]:
@@ -106,8 +93,26 @@ def _epochs(path: Path) -> int:
     return int(path.stem.split("-")[1])
 
 
-def _read_text(path: Path) -> str:
-    return path.read_text(errors="replace") if path.exists() else ""
+@dataclass(frozen=True)
+class _Checkpoint:
+    path: Path
+    header: bytes  # the content of run.json; empty in checkpoints of older versions
+    history: list[EpochRecord]
+    state: State
+
+    @classmethod
+    def read(cls, path: Path) -> _Checkpoint | None:
+        """Return the checkpoint, or None if it is damaged or has no complete record."""
+        state = read_weights(path)
+        if state is None:
+            return None
+        try:
+            header = str(state.pop("header", "")).encode()
+            history = [EpochRecord.from_dict(line) for line in parse_json(state.pop("lines"))]
+        except (KeyError, ValueError, TypeError, AttributeError, RunError):
+            return None
+        complete = [record.epoch for record in history] == [*range(1, _epochs(path) + 1)]
+        return cls(path, header, history, state) if complete else None
 
 
 class RunFolder:
@@ -120,10 +125,9 @@ class RunFolder:
         label: The run's name beside other runs. Default: the paper's name for the method.
 
     Attributes:
-        damaged: Sentences about damaged files that were skipped.
+        damaged: Sentences about damaged files, and what was done about them.
+        history: The record so far, after :meth:`begin`.
     """
-
-    LOCK_SECONDS = 5.0  # orphans of a killed sweep need a moment to notice and exit
 
     def __init__(self, folder: str | Path, recipe: Recipe, seed: int, label: str = "") -> None:
         self.folder, self.recipe, self.seed = Path(folder), recipe, seed
@@ -133,40 +137,53 @@ class RunFolder:
         except OSError as error:
             raise RunError(explain_os_error(error, self.folder)) from error
         self.damaged: list[str] = []
+        self.history: list[EpochRecord] = []
+        self._header = b""  # the content of run.json
+        self._last_hash = ""
+        self._checkpoint: _Checkpoint | None = None
+        self._hashes: dict[str, FileHash] = {}  # of weights written by this process
+        self._is_locked = False
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes from writing here. The operating system releases dead locks."""
-        try:
-            lock = (self.folder / ".lock").open("w")
-        except OSError as error:
-            raise RunError(explain_os_error(error, self.folder / ".lock")) from None
-        with lock:
-            self._acquire(lock)
-            yield
+        """Keep other processes from writing here, and remove what killed processes left.
 
-    def _acquire(self, lock: TextIO) -> None:
-        try:
-            import fcntl
-        except ImportError:  # Windows
-            return
-        deadline = time.monotonic() + self.LOCK_SECONDS
-        while True:
+        Everything that writes needs the lock.
+
+        Raises:
+            RunError: Another process is using the folder, or it cannot be written.
+        """
+        with lock.locked(self.folder):
+            for place in ("", "iterates", "predictions"):
+                lock.remove_temporary_files(self.folder / place)
+            self._is_locked = True
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except OSError:
-                if time.monotonic() > deadline:
-                    raise RunError(
-                        f"Another process is using {self.folder}. Wait for it to finish, or pass a "
-                        "different --out."
-                    ) from None
-            time.sleep(0.1)
+                yield
+            finally:
+                self._is_locked = False
 
     # ------------------------------------------------------------------------------ beginning
 
+    def check(self) -> None:
+        """Raise an error if the run found here is another one. Writes nothing.
+
+        Raises:
+            RunError: The folder holds a run of another recipe or seed, or its header is damaged.
+        """
+        if self._holds_something():
+            try:
+                self._refuse_others(self._read_header())
+            except RunError:
+                checkpoint = self._newest()  # the header may have been changed
+                if checkpoint is None or not checkpoint.header:
+                    raise
+                self._refuse_others(self._parse_header(checkpoint.header))
+
     def begin(self, threads: int) -> int:
         """Write the run's header, or check that the run found here is the same.
+
+        A finished run that is not as it was written loses its result: it is computed again from
+        the last checkpoint.
 
         Args:
             threads: CPU threads to use.
@@ -174,58 +191,123 @@ class RunFolder:
         Returns:
             The number of threads to use. A resumed run keeps the number it began with, because
             the last bits of sums depend on it.
+
+        Raises:
+            RunError: The folder holds another run, or is damaged beyond repair.
         """
-        path = self.folder / "run.json"
-        # A run that never produced anything may be replaced by another.
-        if path.exists() and (self._checkpoints() or self.epochs or self.result):
-            content = self._read(path)
-            try:
-                found = RunHeader.from_dict(content)
-            except UserError as error:
-                raise RunError(
-                    f"{path} is not a run's header: {error} Pass a different --out."
-                ) from None
-            changed = differences(found.recipe, self.recipe)
-            changed += [f"seed: {found.seed} → {self.seed}"] if found.seed != self.seed else []
-            if changed:
-                raise RunError(
-                    f"{self.folder} holds a run of another recipe ({'; '.join(changed)}). Pass a "
-                    "different --out, or remove the folder."
-                )
-            return found.threads
-        if self._checkpoints() and not path.exists():
+        assert self._is_locked, "another process may be writing"
+        verdict = check_run(self.folder)
+        if self._is_intact(verdict):
+            header = self._read_header()
+            self._refuse_others(header)
+            return header.threads
+        self._checkpoint = self._newest(set_aside=True)
+        if self._checkpoint is not None:
+            self._header = self._checkpoint.header or self._read_bytes("run.json")
+            header = self._parse_header(self._header)
+            self._refuse_others(header)
+            self._restore_header()
+            self._discard_result(verdict)
+            self.history = self._checkpoint.history
+            return header.threads
+        if self._holds_something():
+            self._refuse_others(self._read_header())
+        if (self.folder / "result.json").exists():
+            reason = verdict.first(*_RECORD) or f"It has no {MANIFEST}."
             raise RunError(
-                f"{path} is missing, but there are checkpoints. Pass a different --out, or remove "
-                "them."
+                f"{self.folder} is not as the run wrote it, and there is no checkpoint to restore "
+                f"it from. {reason} Pass a different --out, or remove the folder to train again."
             )
+        # Nothing is left of an earlier attempt that this one could continue.
+        (self.folder / MANIFEST).unlink(missing_ok=True)
         machine = {
             "python": platform.python_version(),
             "system": platform.platform(),
             "processor": platform.machine(),
         }
-        header = RunHeader(self.label, self.recipe, self.seed, threads, versions(), machine)
-        write_json(path, header.to_dict())
+        new = RunHeader(self.label, self.recipe, self.seed, threads, versions(), machine, FORMAT)
+        self._header = (to_json(new.to_dict(), indent=1) + "\n").encode()
+        write_atomically(self.folder / "run.json", self._header)
         return threads
 
-    def _read(self, path: Path) -> dict[str, Any]:
+    def _holds_something(self) -> bool:
+        """Return True if a run has produced anything here. If not, another may replace it."""
+        for name in ("epochs.jsonl", "result.json", MANIFEST):
+            with suppress(FileNotFoundError):
+                if (self.folder / name).stat().st_size:
+                    return True
+        return bool(self._checkpoints())
+
+    def _is_intact(self, verdict: Verdict) -> bool:
+        """Return True if the run has ended, and its result can be trusted."""
+        return verdict.state != "unfinished" and not verdict.concerns(*_RECORD)
+
+    def _read_bytes(self, name: str) -> bytes:
+        path = self.folder / name
+        if not path.exists():
+            raise RunError(f"{path} is missing. Pass a different --out, or remove the folder.")
         try:
-            return read_json(path)
+            return read_regular_file(path)
+        except OSError as error:
+            raise RunError(f"{path} cannot be read: {error.strerror or error}.") from None
+
+    def _read_header(self) -> RunHeader:
+        return self._parse_header(self._read_bytes("run.json"))
+
+    def _parse_header(self, content: bytes) -> RunHeader:
+        path = self.folder / "run.json"
+        try:
+            return RunHeader.from_dict(parse_json(content))
         except ValueError as error:
+            raise RunError(f"{path} is damaged ({error}). Pass a different --out.") from None
+        except UserError as error:
             raise RunError(
-                f"{path} is damaged ({error}). Remove it, or pass a different --out."
+                f"{path} is not a run's header: {error} Pass a different --out."
             ) from None
+
+    def _refuse_others(self, found: RunHeader) -> None:
+        changed = differences(found.recipe, self.recipe)
+        changed += [f"seed: {found.seed} → {self.seed}"] if found.seed != self.seed else []
+        if changed:
+            raise RunError(
+                f"{self.folder} holds a run of another recipe ({'; '.join(changed)}). Pass a "
+                "different --out, or remove the folder."
+            )
+
+    def _restore_header(self) -> None:
+        path = self.folder / "run.json"
+        with suppress(OSError):
+            if read_regular_file(path) == self._header:
+                return
+        write_atomically(path, self._header)
+        self.damaged.append(f"{path} was changed. It was restored.")
+
+    def _discard_result(self, verdict: Verdict) -> None:
+        """Remove a result that cannot be trusted. The last checkpoint restores it."""
+        for problem in verdict.problems:
+            if problem.path.name in ("result.json", MANIFEST):
+                self.damaged.append(f"{problem} It is restored from the last checkpoint.")
+        for name in ("result.json", MANIFEST):
+            path = self.folder / name
+            if verdict.concerns(name) and path.exists():
+                path.replace(path.with_name(f"{name}.damaged"))
+            path.unlink(missing_ok=True)
 
     @property
     def result(self) -> RunResult | None:
-        """How the run ended, or None if it has not."""
-        path = self.folder / "result.json"
-        if not path.exists():
+        """How the run ended, or None if it has not.
+
+        Raises:
+            RunError: A file of the record is not as the run wrote it.
+        """
+        verdict = check_run(self.folder)
+        if verdict.state == "unfinished":
             return None
-        content = self._read(path)
-        try:
-            return RunResult.from_dict(content)
-        except RunError as error:
-            raise RunError(f"{path} is damaged: {error} Remove it to train again.") from None
+        if not self._is_intact(verdict):
+            raise RunError(
+                f"{verdict.first(*_RECORD)} Rerun the command that trains it to restore it."
+            )
+        return RunResult.from_dict(read_json(self.folder / "result.json"))
 
     # --------------------------------------------------------------------------------- epochs
 
@@ -235,7 +317,7 @@ class RunFolder:
 
     @property
     def epochs(self) -> list[EpochRecord]:
-        """The record so far."""
+        """The record on disk, up to the first damaged line."""
         return read_epochs(self._epochs_path)
 
     def append(self, record: EpochRecord) -> None:
@@ -244,16 +326,30 @@ class RunFolder:
         Args:
             record: The epoch's record.
         """
+        line = with_hash(to_json(record.to_dict()), self._last_hash or sha256(self._header))
+        self._last_hash = without_hash(line)[1]
+        self.history.append(record)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
         try:
-            with self._epochs_path.open("a") as file:
-                file.write(to_json(record.to_dict()) + "\n")
+            with open(os.open(self._epochs_path, flags, 0o666), "ab", buffering=0) as file:
+                content = f"{line}\n".encode()
+                if file.write(content) != len(content):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             raise RunError(explain_os_error(error, self._epochs_path)) from error
 
-    def _rewrite_epochs(self, lines: Iterable[dict[str, Any]]) -> None:
-        text = "".join(to_json(line) + "\n" for line in lines)
-        if _read_text(self._epochs_path) != text:
-            write_atomically(self._epochs_path, text.encode())
+    def _restore_epochs(self) -> None:
+        """Make `epochs.jsonl` what this process knows it to be."""
+        expected = chained(self.history, self._header)
+        self._last_hash = without_hash(expected.split("\n")[-2])[1] if expected else ""
+        found, older = "", "".join(to_json(r.to_dict()) + "\n" for r in self.history)
+        with suppress(OSError):
+            found = read_regular_file(self._epochs_path).decode(errors="replace")
+        if found == expected:
+            return
+        write_atomically(self._epochs_path, expected.encode())
+        if not found.startswith((expected, older)):  # otherwise, it only has more lines
+            self.damaged.append(f"{self._epochs_path} was damaged or changed. It was restored.")
 
     # ---------------------------------------------------------------------------- checkpoints
 
@@ -261,15 +357,38 @@ class RunFolder:
         """Return the checkpoints, newest first."""
         return _saved(self.folder, "checkpoint")[::-1]
 
+    def _newest(self, *, set_aside: bool = False) -> _Checkpoint | None:
+        """Return the newest intact checkpoint. Name the damaged ones, and rename them if asked."""
+        for path in self._checkpoints():
+            checkpoint = _Checkpoint.read(path)
+            if checkpoint is not None:
+                return checkpoint
+            if set_aside:
+                path.replace(path.with_suffix(".damaged"))
+                self.damaged.append(
+                    f"{path} is damaged. It was set aside, and the checkpoint before it is used."
+                )
+        return None
+
+    def _write_weights(self, name: str, epochs: int, state: State) -> Path:
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        content = buffer.getvalue()
+        name = f"{name}-{epochs:06d}-{sha256(content)[:16]}.pt"
+        write_atomically(self.folder / name, content)
+        self._hashes[name] = FileHash.of(content)
+        return self.folder / name
+
     def save(self, epochs: int, state: State) -> None:
-        """Write a checkpoint with the record so far, and keep the previous one.
+        """Write a checkpoint with the header and the record so far, and keep the previous one.
 
         Args:
             epochs: Epochs done.
             state: What to restore.
         """
-        lines = json.dumps([json.loads(to_json(record.to_dict())) for record in self.epochs])
-        _write(self.folder, "checkpoint", epochs, {**state, "lines": lines})
+        lines = json.dumps([json.loads(to_json(record.to_dict())) for record in self.history])
+        content = {**state, "header": self._header.decode(), "lines": lines}
+        self._write_weights("checkpoint", epochs, content)
         older = [p for p in self._checkpoints() if _epochs(p) < epochs]
         for old in older[1:]:
             old.unlink(missing_ok=True)
@@ -287,7 +406,7 @@ class RunFolder:
             folder.mkdir(exist_ok=True)
         except OSError as error:
             raise RunError(explain_os_error(error, folder)) from error
-        written = _write(folder, "iterate", epochs, weights)
+        written = self._write_weights("iterates/iterate", epochs, weights)
         for path in _saved(folder, "iterate"):
             if path != written and not epochs - last < _epochs(path) < epochs:
                 path.unlink(missing_ok=True)
@@ -305,27 +424,22 @@ class RunFolder:
     def load(self) -> tuple[int, State | None]:
         """Load the newest intact checkpoint, and cut the record back to it.
 
+        Call :meth:`begin` before.
+
         Returns:
             The epochs done and the state after them, or (0, None) if there is no checkpoint.
             Damaged checkpoints are set aside and named in :attr:`damaged`.
         """
+        assert self._is_locked, "another process may be writing"
+        assert self._header, "begin() has not been called"
         (self.folder / "failure.json").unlink(missing_ok=True)
-        for torn in self.folder.glob(".checkpoint-*"):  # left by a killed process
-            torn.unlink(missing_ok=True)
-        for path in self._checkpoints():
-            state = read_weights(path)
-            if state is None:
-                self.damaged.append(
-                    f"{path} is damaged. It was set aside, and the checkpoint before it is used."
-                )
-                path.replace(path.with_suffix(".damaged"))
-                continue
-            self._rewrite_epochs(json.loads(state.pop("lines")))
-            self._forget_iterates(after=_epochs(path))
-            return _epochs(path), state
-        self._rewrite_epochs([])
-        self._forget_iterates(after=0)
-        return 0, None
+        done, state = 0, None
+        if self._checkpoint is not None:
+            done, state = len(self._checkpoint.history), self._checkpoint.state
+            self._checkpoint = None  # it can be large
+        self._restore_epochs()
+        self._forget_iterates(after=done)
+        return done, state
 
     def final_state(self) -> tuple[str, State]:
         """Return the name and content of a finished run's last checkpoint, without side effects."""
@@ -340,6 +454,8 @@ class RunFolder:
             "command that trains it."
         )
 
+    # --------------------------------------------------------------------------------- ending
+
     def fail(self, reason: str) -> None:
         """Record why the run stopped, if the disk allows it.
 
@@ -350,9 +466,34 @@ class RunFolder:
             write_json(self.folder / "failure.json", {"reason": reason})
 
     def finish(self, result: RunResult) -> None:
-        """Record how the run ended.
+        """Record how the run ended, then write the manifest.
 
         Args:
             result: The run's result.
         """
+        assert self._is_locked, "another process may be writing"
+        self._restore_header()
+        self._restore_epochs()
         write_json(self.folder / "result.json", result.to_dict())
+        files = {
+            "run.json": FileHash.of(self._header),
+            "epochs.jsonl": FileHash.of(chained(self.history, self._header).encode()),
+            "result.json": FileHash.of((to_json(result.to_dict(), indent=1) + "\n").encode()),
+        }
+        last = [path for path in self._checkpoints() if _epochs(path) == result.epochs]
+        for path in (*last, *self.iterates().values()):
+            name = path.relative_to(self.folder).as_posix()
+            found = self._hashes.get(name) or self._hash_weights(path)
+            if found is not None:
+                files[name] = found
+        write_manifest(self.folder, files)
+
+    def _hash_weights(self, path: Path) -> FileHash | None:
+        """Hash weights that an earlier process wrote. Set them aside if they are damaged."""
+        with suppress(OSError):
+            content = read_regular_file(path)
+            if sha256(content)[:16] == path.stem.split("-")[2]:
+                return FileHash.of(content)
+        path.replace(path.with_suffix(".damaged"))
+        self.damaged.append(f"{path} is damaged. It was set aside.")
+        return None

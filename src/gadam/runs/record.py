@@ -20,6 +20,7 @@ from typing import Literal, TypeAlias
 
 from gadam.runs.fields import (
     Record,
+    between,
     mapping_of,
     number,
     number_or_null,
@@ -32,11 +33,13 @@ from gadam.runs.fields import (
 from gadam.runs.files import Document
 from gadam.runs.recipe import Recipe
 
-__all__ = ["POINTS", "EpochRecord", "Point", "RunHeader", "RunResult", "SplitMetrics"]
+__all__ = ["FORMAT", "POINTS", "EpochRecord", "Point", "RunHeader", "RunResult", "SplitMetrics"]
 
 Point: TypeAlias = Literal["iterate", "average"]
 POINTS: tuple[Point, Point] = ("iterate", "average")
 SplitMetrics: TypeAlias = Mapping[str, Mapping[str, float]]  # by split, then name
+
+FORMAT = 2  # of new runs; see RunHeader
 
 _numbers = mapping_of(number_or_null)
 _metrics = mapping_of(_numbers)
@@ -214,6 +217,8 @@ class RunHeader(Record):
         threads: CPU threads it began with. The last bits of sums depend on them.
         versions: Of gadam and torch.
         machine: Python, operating system and processor.
+        format: 2 if the run's lines carry hashes and its end is marked by a manifest; 1 for runs of
+            older versions.
         extra: Fields written by a newer version, kept as they are.
     """
 
@@ -223,6 +228,7 @@ class RunHeader(Record):
     threads: int
     versions: Mapping[str, str] = field(default_factory=dict)
     machine: Mapping[str, str] = field(default_factory=dict)
+    format: int = 1
 
     def to_dict(self) -> Document:
         """Return the header as plain data."""
@@ -233,6 +239,7 @@ class RunHeader(Record):
             "threads": self.threads,
             "versions": dict(self.versions),
             "machine": dict(self.machine),
+            "format": self.format,
             **self.extra,
         }
 
@@ -254,9 +261,10 @@ class RunHeader(Record):
                 "label": text,
                 "recipe": Recipe.from_dict,
                 "seed": whole,
-                "threads": whole,
+                "threads": between(1, 4096),
                 "versions": mapping_of(text),
                 "machine": mapping_of(text),
+                "format": between(1, FORMAT),
             },
         )
 

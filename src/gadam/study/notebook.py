@@ -6,13 +6,28 @@ import json
 import os
 from pathlib import Path
 
-from gadam.runs.files import Document, Json, RunError, explain_os_error, null_to_nan, to_json
+from gadam.runs.files import (
+    Document,
+    Json,
+    RunError,
+    explain_os_error,
+    null_to_nan,
+    parse_json,
+    read_regular_file,
+    to_json,
+)
+from gadam.runs.lines import hash_of, with_hash, without_hash
 
 __all__ = ["Notebook"]
+
+_KEYS = {"name", "key", "value", "seconds"}
 
 
 class Notebook:
     """Values by key, in a file with one line of JSON per value.
+
+    A line ends with its hash. A line that does not match its hash is ignored. Lines of older
+    versions have no hash.
 
     A key holds everything that determines the value: what it is, the weights it was measured at,
     and the settings. A value is written as soon as it is known, so an interrupted analysis resumes
@@ -29,14 +44,22 @@ class Notebook:
         self.path = path
         self.newest: dict[str, Json] = {}
         self._values: dict[str, Json] = {}
-        if path.exists():
-            for text in path.read_text(errors="replace").splitlines():
-                try:
-                    line = json.loads(text)
-                    value = null_to_nan(line["value"])
-                    self._values[to_json(line["key"])] = self.newest[line["name"]] = value
-                except (ValueError, KeyError, TypeError):
-                    continue  # torn by a killed process; the value is measured again
+        try:
+            content = read_regular_file(path) if path.exists() else b""
+        except OSError as error:
+            raise RunError(f"{path} cannot be read: {error.strerror or error}.") from None
+        for text in content.decode(errors="replace").split("\n"):
+            body, found = without_hash(text)
+            if found and found != hash_of("", body):
+                continue
+            try:
+                line = parse_json(body)
+                if not line.keys() <= _KEYS:  # its hash may be what is damaged
+                    continue
+                value = null_to_nan(line["value"])
+                self._values[to_json(line["key"])] = self.newest[line["name"]] = value
+            except (ValueError, KeyError, TypeError, AttributeError):
+                continue  # damaged, or torn by a killed process; the value is measured again
 
     def find(self, key: Document) -> Json | None:
         """Return the value, or None if it is not known.
@@ -67,7 +90,7 @@ class Notebook:
         is_whole = not self.path.exists() or self.path.read_bytes()[-1:] in (b"\n", b"")
         try:
             with self.path.open("a") as file:
-                file.write(("" if is_whole else "\n") + text + "\n")
+                file.write(("" if is_whole else "\n") + with_hash(text) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:

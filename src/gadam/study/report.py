@@ -79,7 +79,7 @@ def write_sections(
         for name, content in section.files.items():
             write_atomically(place / name, content)
         page = {"title": section.title, "blocks": section.blocks}
-        write_json(place / f"analysis-{section.name}.json", page)
+        write_json(place / f"analysis-{section.name}.json", page, sealed=True)
     for name in set(parts) - {section.name for section in sections}:
         (place / f"analysis-{name}.json").unlink(missing_ok=True)  # from an earlier analysis
     origin = {
@@ -91,7 +91,7 @@ def write_sections(
     path = folder / "analysis.json"
     kept = {name: part for name, part in _read_parts(path).items() if name not in parts}
     new = {section.name: {**origin, "values": section.summary} for section in sections}
-    write_json(path, {"parts": kept | new})
+    write_json(path, {"parts": kept | new}, sealed=True)
 
 
 def _read_parts(path: Path) -> Document:

@@ -20,6 +20,7 @@ from torch import nn
 
 import gadam
 from gadam.analysis.weights import norms
+from gadam.runs.files import RunError, explain_os_error
 from gadam.runs.folder import RunFolder
 from gadam.runs.recipe import Average, Recipe
 from gadam.runs.record import EpochRecord, RunResult, SplitMetrics
@@ -68,21 +69,33 @@ def train(
     """
     run = RunFolder(folder, recipe, seed, label)
     with run.locked():
-        torch.set_num_threads(run.begin(threads))
-        if run.result is not None:
-            return run.result
+        try:
+            torch.set_num_threads(run.begin(threads))
+            if (known := run.result) is not None:
+                return known
+        except OSError as error:
+            raise RunError(explain_os_error(error, Path(error.filename or folder))) from error
         place = torch.device(device)
         if place.type == "cuda":
             torch.cuda.reset_peak_memory_stats(place)
         try:
             result = _train(run, place, data_dir, on_progress, on_notice, should_stop)
-        except Stopped:
+            run.finish(result)
+        except (Stopped, ConnectionError):  # interrupted, or the sweep's process died
             raise
+        except OSError as error:
+            run.fail(f"{type(error).__name__}: {error}")
+            raise RunError(explain_os_error(error, Path(error.filename or folder))) from error
         except Exception as error:
             run.fail(f"{type(error).__name__}: {error}")
             raise
-        run.finish(result)
+        _tell(run, on_notice)
         return result
+
+
+def _tell(run: RunFolder, on_notice: Callable[[str], None]) -> None:
+    while run.damaged:
+        on_notice(run.damaged.pop(0))
 
 
 def _train(
@@ -109,15 +122,23 @@ def _train(
     finished = False
 
     done, state = run.load()
-    for sentence in (*run.damaged, *task.notices):
+    _tell(run, on_notice)
+    for sentence in task.notices:
         on_notice(sentence)
     if state is not None:
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        if average is not None:
-            average.load_state_dict(state["average"])
-        scaler.load_state_dict(state["scaler"])
-        finished = state["finished"]
+        try:
+            model.load_state_dict(state["model"])
+            optimizer.load_state_dict(state["optimizer"])
+            if average is not None:
+                average.load_state_dict(state["average"])
+            scaler.load_state_dict(state["scaler"])
+            finished = bool(state["finished"])
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+            raise RunError(
+                f"The last checkpoint of {run.folder} does not fit its recipe ({reason}). Remove "
+                "it to continue from the one before it, or pass a different --out."
+            ) from error
 
     saved = time.monotonic()
     while done < recipe.epochs and not finished:
@@ -188,7 +209,7 @@ def _train(
                 },
             )
             saved = time.monotonic()
-    return _result(run.epochs, recipe, model, device)
+    return _result(run.history, recipe, model, device)
 
 
 def _due_after(plan: Average | None, epochs: int, phase: str) -> bool:

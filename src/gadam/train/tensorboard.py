@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gadam.runs.folder import read_epochs
+from gadam.runs.lines import read_epochs
 from gadam.runs.recipe import RecipeError
 from gadam.runs.record import POINTS
 

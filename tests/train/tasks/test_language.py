@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from gadam.runs import summary
 from gadam.runs.experiment import Experiment
-from gadam.runs.folder import read_epochs
+from gadam.runs.lines import read_epochs
 from gadam.runs.recipe import (
     Average,
     Data,
