@@ -149,6 +149,7 @@ class IterateAverage:
         self._warnings: set[str] = set()  # that were shown
         self._allocated: tuple[list[bool], int] = ([], 0)  # who was trainable; size of the state
         self._with_buffers: list[Tensor] | None = None
+        self._sharded: list[Tensor] = []
         self._stepped: set[int] = set()  # ids of the optimizers that have stepped
         self._trained = False  # whether one of them had a gradient
         self._rejected: Tensor | None = None  # GradScaler's verdict on their steps
@@ -227,6 +228,10 @@ class IterateAverage:
         if self._with_buffers is None:
             table, first = self._store.table, self._slots[0]
             self._with_buffers = [p for p in self._params() if first in table.get(p, ())]
+            # One parameter per device mesh: the processes of a mesh agree on a sample.
+            self._sharded = list(
+                {p.device_mesh: p for p in self._with_buffers if is_dtensor(p)}.values()  # type: ignore[attr-defined]
+            )
         return self._with_buffers
 
     @torch.inference_mode(False)
@@ -446,12 +451,13 @@ class IterateAverage:
         """Return whether a sample is finite, on the device. All averages share one check."""
         registry = _attached(self.optimizers[-1])
         if registry.finite is not None and _are_same(registry.finite[0], params):
-            return registry.finite[1]
+            found = registry.finite[1]
+            return found if isinstance(found, Tensor) else torch.tensor(found, device="cpu")
         flag = finite_flag(_rest(params, folds) if folds else params)
         for fold in folds:
             assert fold.not_finite is not None
             flag = flag & (fold.not_finite == 0).squeeze().to(flag.device)
-        flag = agree(flag, params)
+        flag = agree(flag, self._sharded)
         registry.finite = params, flag
         return flag
 
@@ -468,8 +474,8 @@ class IterateAverage:
         rest = _rest(params, folds)
         if known is None:
             known = all(fold.finite for fold in folds) and (not rest or bool(finite_flag(rest)))
-        finite = bool(all_reduce_min(known, params))
-        _attached(self.optimizer).finite = (params, torch.tensor(finite, device="cpu"))
+        finite = bool(all_reduce_min(known, self._sharded))
+        _attached(self.optimizer).finite = params, finite
         if finite:
             self._sample(rest)
             return
@@ -596,14 +602,22 @@ class IterateAverage:
         self._folds = []
 
     def _host_weight(self) -> float | None:
+        if self._rejection_is_on_device():
+            return None
         weight = self.averaging.weighting.weight(int(self._tracker.counters.get()[0]) + 1)
         # Taking out a sample of a larger weight again would cost digits.
         return weight if weight < 0.5 else None
 
+    def _rejection_is_on_device(self) -> bool:
+        """Return True if only the device knows whether a sample is due: GradScaler decides."""
+        found_inf: Tensor | None = getattr(self.optimizer, "found_inf", None)
+        return not self._tracker.clock.on_host or (
+            found_inf is not None and not _torch.is_on_host(found_inf)
+        )
+
     def _device_weight(self, device: torch.device) -> Tensor:
         weight = self.averaging.weighting.weight(self._tracker.counters.on(device)[0] + 1)
-        found_inf: Tensor | None = getattr(self.optimizer, "found_inf", None)
-        if self._tracker.clock.on_host and (found_inf is None or _torch.is_on_host(found_inf)):
+        if not self._rejection_is_on_device():
             return weight
         due = self._next(self._tracker.clock.on(device))[1]
         return torch.where(due, weight, torch.zeros_like(weight))
@@ -1222,7 +1236,7 @@ class _Attached:
 
     def __init__(self) -> None:
         self.averages: list[IterateAverage] = []
-        self.finite: tuple[list[Tensor], Tensor] | None = None
+        self.finite: tuple[list[Tensor], Tensor | bool] | None = None
 
 
 def _attached(optimizer: Optimizer) -> _Attached:
