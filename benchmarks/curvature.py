@@ -77,7 +77,7 @@ def contenders(model: nn.Module, data: list[Any]) -> dict[str, dict[str, Callabl
         "gadam, Gauss-Newton": {"product": lambda: Curvature(model, data, kind="ggn") @ vector},
     }
     try:
-        from pyhessian import hessian  # type: ignore[import-not-found]
+        from pyhessian import hessian
     except ImportError:
         pass
     else:
@@ -88,7 +88,7 @@ def contenders(model: nn.Module, data: list[Any]) -> dict[str, dict[str, Callabl
             "norm": lambda: theirs.eigenvalues(maxIter=200, tol=TOLERANCE)[0][0],
         }
     try:
-        from curvlinops import HessianLinearOperator  # type: ignore[import-not-found]
+        from curvlinops import HessianLinearOperator
         from scipy.sparse.linalg import eigsh
     except ImportError:
         pass

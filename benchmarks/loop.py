@@ -17,7 +17,7 @@ from statistics import median
 import torch
 
 from gadam.runs.files import Document, write_json
-from gadam.runs.folder import read_epochs
+from gadam.runs.lines import read_epochs
 from gadam.runs.recipe import Average, Data, Optimizer, Recipe
 from gadam.train import loop, optimizers, tasks
 
