@@ -167,21 +167,29 @@ OBSERVE: dict[str, Callable[[Any, gadam.IterateAverage, list[nn.Parameter]], obj
     "count": lambda o, a, p: (a.count, a.skipped, a.phase),
     "repr": lambda o, a, p: repr(a),
     "state_dict": lambda o, a, p: (o.state_dict(), a.state_dict()),
-    "applied": lambda o, a, p: a.applied().__enter__ and _enter_and_leave(a),
+    "applied": lambda o, a, p: _enter_and_leave(a),
     "model_state_dict": lambda o, a, p: a.model_state_dict(nn.ParameterList(p)),
     "copy": lambda o, a, p: copy.deepcopy(o),
 }
+
+
+def _replace_memory(params: list[nn.Parameter]) -> None:
+    for p in params:
+        p.data = p.data.clone()
+
+
 EDITS: dict[str, Callable[[list[nn.Parameter]], object]] = {
     "clamp": clamp,
     "noise": lambda params: [p.data.mul_(1.01) for p in params],
-    "replace": lambda params: [setattr(p, "data", p.data.clone()) for p in params],
+    "replace": _replace_memory,
 }
 
 
-def _enter_and_leave(average: gadam.IterateAverage) -> None:
+def _enter_and_leave(average: gadam.IterateAverage) -> bool:
     if average.count:
         with average.applied():
             pass
+    return True
 
 
 @every_backend
@@ -245,9 +253,12 @@ def test_averages_of_one_optimizer_share_one_finite_check(monkeypatch):
     from gadam.average import iterate
 
     calls = []
-    monkeypatch.setattr(
-        iterate, "finite_flag", lambda p, check=iterate.finite_flag: calls.append(1) or check(p)
-    )
+
+    def check(tensors: list[torch.Tensor], original=iterate.finite_flag) -> torch.Tensor:
+        calls.append(len(tensors))
+        return original(tensors)
+
+    monkeypatch.setattr(iterate, "finite_flag", check)
     params = parameters(torch.float64)
     sgd = torch.optim.SGD(params, lr=0.1)
     weightings = [gadam.Mean(), gadam.EMA(0.9), gadam.EMA(0.99), gadam.LinearDecay()]

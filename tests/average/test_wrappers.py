@@ -118,11 +118,11 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         optimizer.load_state_dict(optimizer.state_dict())
 
     @property
-    def param_groups(self):
+    def param_groups(self):  # type: ignore[override]
         return self.optimizer.param_groups
 
     @property
-    def state(self):
+    def state(self):  # type: ignore[override]
         return self.optimizer.state
 
     def step(self, closure=None):
@@ -134,7 +134,7 @@ class _FabricOptimizer:
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
-        self.__class__ = type("Fabric", (self.__class__, type(optimizer)), {})  # type: ignore[assignment]
+        self.__class__ = type("Fabric", (self.__class__, type(optimizer)), {})
 
     @property
     def optimizer(self):

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch.multiprocessing as mp
+from torch.multiprocessing.spawn import spawn
 
 sys.path.insert(0, str(Path(__file__).parent))
 import workers
@@ -32,4 +32,4 @@ import workers
 )
 def test_two_processes(name, tmp_path):
     # spawn raises the error of a failed process here, with its traceback.
-    mp.spawn(workers.launch, args=(2, str(tmp_path), name), nprocs=2)
+    spawn(workers.launch, args=(2, str(tmp_path), name), nprocs=2)

@@ -335,7 +335,7 @@ def sampled(plan: gadam.Averaging | None = None, **kw: Any) -> tuple[list, gadam
     return params, optimizer, train(optimizer, params, 20)
 
 
-def folds_of(optimizer: gadam.Gadam, monkeypatch) -> list[int]:
+def folds_of(optimizer: Any, monkeypatch) -> list[int]:
     """Record how many parameters the kernel folds in at each step."""
     folded = []
     finish = optimizer.average._finish_step
