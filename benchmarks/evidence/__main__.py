@@ -1,4 +1,4 @@
-"""Run the evidence: `python -m benchmarks.evidence run`, `plan`, or `status`."""
+"""Run the evidence: `python -m benchmarks.evidence run`, `plan`, `status`, or `pilot`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import traceback
 from multiprocessing.pool import AsyncResult
 from pathlib import Path
 
-from benchmarks.evidence import harness, results, tuning
+from benchmarks.evidence import harness, pilot, results, tuning
 from benchmarks.evidence.harness import Record, Trial
 from benchmarks.evidence.tasks import TASKS, Workload
 
@@ -21,7 +21,7 @@ from benchmarks.evidence.tasks import TASKS, Workload
 def main() -> None:
     """Parse the command line and run a command."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.evidence", description=__doc__)
-    parser.add_argument("command", choices=["run", "plan", "status"])
+    parser.add_argument("command", choices=["run", "plan", "status", "pilot"])
     parser.add_argument("tasks", nargs="*", help="tasks, in this order; the default is all")
     parser.add_argument("--workers", type=int, default=2, help="processes, one thread each")
     parser.add_argument("--out", type=Path, default=results.FOLDER, help="folder of the results")
@@ -30,7 +30,7 @@ def main() -> None:
     if unknown:
         parser.error(f"Unknown tasks: {', '.join(unknown)}. Choose from {', '.join(TASKS)}.")
     chosen = [TASKS[name] for name in options.tasks or TASKS]
-    commands = {"run": run, "plan": plan, "status": status}
+    commands = {"run": run, "plan": plan, "status": status, "pilot": run_pilot}
     commands[options.command](chosen, options.out, options.workers)
 
 
@@ -105,6 +105,18 @@ def status(workloads: list[Workload], folder: Path, workers: int) -> None:
         print(f"{workload.name}: {len(records)} records, {used:.2f} core-hours")
         for line in tuning.summary(workload, records):
             print(f"  {line}")
+
+
+def run_pilot(workloads: list[Workload], folder: Path, workers: int) -> None:
+    """Train every candidate for the size of a task, one after the other."""
+    records = []
+    for candidate in pilot.CANDIDATES:
+        for method in pilot.METHODS:
+            records += pilot.measure(candidate, method)
+            print(_line(records[-1]), flush=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = ",\n".join(record.to_json() for record in records)
+    (folder / "pilot.json").write_text(f"[\n{lines}\n]\n")
 
 
 def _is_paid(record: Record) -> bool:
