@@ -28,7 +28,7 @@ def test_the_checks_for_the_host_and_for_devices_agree(dtype, bad):
 def test_complex_empty_and_no_tensors():
     z = torch.ones(3, dtype=torch.complex64)
     assert all_finite([z])
-    z[1] = complex(0.0, math.nan)
+    z[1] = torch.tensor(complex(0.0, math.nan))
     assert not all_finite([z])
     assert all_finite([])
     assert all_finite([torch.zeros(0)])

@@ -297,7 +297,8 @@ def test_files_that_change_under_a_run_are_restored(tmp_path, damage, monkeypatc
     """Damage the record after the second epoch, with a checkpoint at every epoch."""
     loop.train(AVERAGED, tmp_path / "whole")
     monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", 0.0)
-    folder, notices = tmp_path / "run", []
+    folder = tmp_path / "run"
+    notices: list[str] = []
     lines = folder / "epochs.jsonl"
 
     def change(done: float, record: EpochRecord | None) -> None:
