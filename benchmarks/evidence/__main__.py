@@ -1,27 +1,25 @@
-"""Run the evidence: `python -m benchmarks.evidence run`, `plan`, `status`, or `pilot`."""
+"""Run the evidence: `python -m benchmarks.evidence run`, `plan`, `status`, `verify`, or `pilot`."""
 
 from __future__ import annotations
 
 import argparse
 import fcntl
-import multiprocessing
 import os
 import signal
 import sys
-import time
-import traceback
-from multiprocessing.pool import AsyncResult
 from pathlib import Path
 
 from benchmarks.evidence import harness, pilot, results, tuning
 from benchmarks.evidence.harness import Record, Trial
 from benchmarks.evidence.tasks import TASKS, Workload
+from benchmarks.evidence.workers import work
 
 
 def main() -> None:
     """Parse the command line and run a command."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.evidence", description=__doc__)
-    parser.add_argument("command", choices=["run", "plan", "status", "pilot"])
+    commands = {f.__name__: f for f in (run, plan, status, verify)} | {"pilot": run_pilot}
+    parser.add_argument("command", choices=commands)
     parser.add_argument("tasks", nargs="*", help="tasks, in this order; the default is all")
     parser.add_argument("--workers", type=int, default=2, help="processes, one thread each")
     parser.add_argument("--out", type=Path, default=results.FOLDER, help="folder of the results")
@@ -30,7 +28,6 @@ def main() -> None:
     if unknown:
         parser.error(f"Unknown tasks: {', '.join(unknown)}. Choose from {', '.join(TASKS)}.")
     chosen = [TASKS[name] for name in options.tasks or TASKS]
-    commands = {"run": run, "plan": plan, "status": status, "pilot": run_pilot}
     commands[options.command](chosen, options.out, options.workers)
 
 
@@ -45,42 +42,34 @@ def queue(workloads: list[Workload], folder: Path) -> list[Trial]:
 
 def run(workloads: list[Workload], folder: Path, workers: int) -> None:
     """Run the queue until it is empty. Finished runs are on disk, so stopping loses little."""
+
+    def finish(records: list[Record]) -> None:
+        results.append(records, folder)
+        for record in records:
+            print(_line(record), flush=True)
+
     folder.mkdir(parents=True, exist_ok=True)
-    lock = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         sys.exit(f"Another process is running the queue of {folder}.")
-    os.environ["OMP_NUM_THREADS"] = "1"
-    os.nice(19)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("Stopped."))
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["benchmarks.evidence.harness"])  # imports torch once
-    active: dict[Trial, AsyncResult[list[Record]]] = {}
-    failed: list[Trial] = []
-    # A new process per run: nothing of a run remains for the next one.
-    with context.Pool(workers, maxtasksperchild=1) as pool:
-        while True:
-            if len(active) < workers:
-                known = queue(workloads, folder)
-                left = [trial for trial in known if trial not in active and trial not in failed]
-                for trial in left[: workers - len(active)]:
-                    active[trial] = pool.apply_async(harness.run, [trial])
-            if not active:
-                break
-            time.sleep(0.2)
-            for trial in [trial for trial, result in active.items() if result.ready()]:
-                try:
-                    records = active.pop(trial).get()
-                except Exception:
-                    traceback.print_exc()
-                    failed.append(trial)
-                    continue
-                results.append(records, folder)
-                for record in records:
-                    print(_line(record), flush=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("Stopped."))  # and stop the workers
+    failed = work(lambda: queue(workloads, folder), finish, workers)
     if failed:
         sys.exit(f"{len(failed)} runs failed. Fix the cause and run again.")
+
+
+def verify(workloads: list[Workload], folder: Path, workers: int) -> None:
+    """Rerun the last run of each task, and compare its records bit for bit, except the times."""
+    for workload in workloads:
+        recorded = results.read(workload.name, folder)
+        if not recorded:
+            continue
+        last = [record for record in recorded if record.trial.schedule != "wsd"][-1]
+        again = harness.run(last.trial)[0]
+        for record in (last, again):
+            record.seconds, record.versions = {}, {}
+        print(f"{workload.name}: {'equal' if again == last else 'DIFFERENT'}, {last.trial}")
 
 
 def plan(workloads: list[Workload], folder: Path, workers: int) -> None:
