@@ -230,7 +230,9 @@ AVERAGES: dict[str, Callable[[int, Mode], gadam.Averaging]] = {
     "tail 1%": _tail(1),
     "tail 3%": _tail(3),
     "tail 10%": _tail(10),
+    "tail 25%": _tail(25),
     "half": _tail(50),
+    "tail 75%": _tail(75),
     "half, paper's stride": lambda total, _: gadam.Averaging.for_budget(total),
     "half, linear weights": lambda total, _: gadam.Averaging(
         start=_tail_start(total, 50), weighting=gadam.LinearDecay()
