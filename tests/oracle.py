@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 
 class ScalarPadam:
@@ -35,16 +36,23 @@ class ScalarPadam:
         self.t = 0
 
     def step(self, gradient: float) -> float:
+        self.update_moments(gradient)
+        return self.update_parameter()
+
+    def update_moments(self, gradient: float) -> None:
         self.t += 1
         beta1, beta2 = self.betas
         g = self.sign * gradient
-        if self.decoupled:
-            self.theta *= 1 - self.lr * self.weight_decay
-        else:
+        if not self.decoupled:
             g += self.weight_decay * self.theta
         self.m = beta1 * self.m + (1 - beta1) * g
         self.v = beta2 * self.v + (1 - beta2) * g * g
+
+    def update_parameter(self) -> float:
+        beta1, beta2 = self.betas
         correction1, correction2 = 1 - beta1**self.t, 1 - beta2**self.t
+        if self.decoupled:
+            self.theta *= 1 - self.lr * self.weight_decay
         if self.form == "paper":
             v_hat = self.v / correction2
             if self.amsgrad:
@@ -61,6 +69,32 @@ class ScalarPadam:
             rate = self.lr * math.sqrt(correction2) / correction1
             self.theta -= rate * self.m / (math.sqrt(v) + self.eps) ** (2 * self.p)
         return self.theta
+
+
+@dataclass(frozen=True)
+class Half:
+    """A storage type of 16 bits."""
+
+    digits: int  # binary digits of the significand, the leading one included
+    smallest: int  # the exponent of the smallest normal number
+    largest: float
+
+    def ulp(self, x: float) -> float:
+        """Return the distance between the stored numbers around x."""
+        exponent = max(math.frexp(x)[1] - 1, self.smallest) if x else self.smallest
+        return math.ldexp(1.0, exponent - self.digits + 1)
+
+    def nearest(self, x: float) -> float:
+        """Round once, to the nearest stored number, ties to even."""
+        if math.isnan(x) or math.isinf(x):
+            return x
+        unit = self.ulp(x)
+        rounded = math.copysign(round(x / unit) * unit, x)
+        return math.copysign(math.inf, x) if abs(rounded) > self.largest else rounded
+
+
+FLOAT16 = Half(11, -14, 65504.0)
+BFLOAT16 = Half(8, -126, float.fromhex("0x1.fep127"))
 
 
 def mean(samples: Sequence[float]) -> float:
