@@ -13,7 +13,7 @@ import gadam
 from contract import parameters, same, set_gradients, train
 from gadam import _torch
 from gadam._dtensor import finite_flag
-from gadam.average import iterate
+from gadam.average import sampling
 
 
 class Reads(TorchDispatchMode):
@@ -94,7 +94,7 @@ def test_samples_that_are_not_finite_are_counted_on_the_device():
         for p in params:
             p.grad.fill_(float("inf"))  # type: ignore[union-attr]
         optimizer.step()
-        counters = optimizer.average._tracker.counters
+        counters = optimizer.average._state.tracker.counters
         assert not counters.on_host
     assert reads.count == 2 * len(params)  # the update's own: a step count per correction
     same(optimizer.average._value(params[0]), before)
@@ -143,7 +143,7 @@ def test_a_model_on_two_devices(monkeypatch):
     average = gadam.IterateAverage(sgd, plan)
     # Values on the meta device do not exist: check only those on the other one.
     monkeypatch.setattr(
-        iterate, "finite_flag", lambda ts: finite_flag([t for t in ts if not t.is_meta])
+        sampling, "finite_flag", lambda ts: finite_flag([t for t in ts if not t.is_meta])
     )
     for p in params:
         p.grad = torch.ones_like(p)

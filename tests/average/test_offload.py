@@ -218,13 +218,13 @@ def test_every_reader_waits_for_the_last_sample(kind):
         params = parameters()
         average = attached(kind, params, replace(PLAN, start=1, overlap=True))
         recorder = Recorder()
-        assert average._overlap is not None
-        average._overlap.device_module = recorder.module
+        assert average._state.overlap is not None
+        average._state.overlap.device_module = recorder.module
         train(average.optimizer, params, 1)  # returns although the copy is not done
         assert "thread waits for copied" not in recorder.log, name
         threading.Timer(0.02, recorder.done.set).start()
         read(average)
-        assert average._overlap._fold is None, name
+        assert average._state.overlap._fold is None, name
         assert "thread waits for copied" in recorder.log, name
         assert not recorder.timeout
 

@@ -250,15 +250,15 @@ def test_observing_and_resuming_do_not_change_the_average(backend, plan, script)
 
 
 def test_averages_of_one_optimizer_share_one_finite_check(monkeypatch):
-    from gadam.average import iterate
+    from gadam.average import sampling
 
     calls = []
 
-    def check(tensors: list[torch.Tensor], original=iterate.finite_flag) -> torch.Tensor:
+    def check(tensors: list[torch.Tensor], original=sampling.finite_flag) -> torch.Tensor:
         calls.append(len(tensors))
         return original(tensors)
 
-    monkeypatch.setattr(iterate, "finite_flag", check)
+    monkeypatch.setattr(sampling, "finite_flag", check)
     params = parameters(torch.float64)
     sgd = torch.optim.SGD(params, lr=0.1)
     weightings = [gadam.Mean(), gadam.EMA(0.9), gadam.EMA(0.99), gadam.LinearDecay()]

@@ -338,13 +338,13 @@ def sampled(plan: gadam.Averaging | None = None, **kw: Any) -> tuple[list, gadam
 def folds_of(optimizer: Any, monkeypatch) -> list[int]:
     """Record how many parameters the kernel folds in at each step."""
     folded = []
-    finish = optimizer.average._finish_step
+    finish = optimizer.average._sampler.finish_step
 
     def record(*arguments: Any) -> None:
-        folded.append(sum(len(fold.folded) for fold in optimizer.average._folds))
+        folded.append(sum(len(fold.folded) for fold in optimizer.average._sampler.folds))
         finish(*arguments)
 
-    monkeypatch.setattr(optimizer.average, "_finish_step", record)
+    monkeypatch.setattr(optimizer.average._sampler, "finish_step", record)
     return folded
 
 

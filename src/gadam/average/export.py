@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from gadam import _torch
 from gadam._dtensor import is_dtensor, local
 from gadam.average.batchnorm import wrapped_module
+from gadam.average.plan import Averaging
+from gadam.average.progress import Progress
 
 __all__ = [
     "Provenance",
@@ -59,6 +61,27 @@ class Provenance:
     plan: str
     gadam_version: str
     torch_version: str
+
+    @classmethod
+    def of(cls, progress: Progress, averaging: Averaging) -> Provenance:
+        """Return the provenance of an average that these versions of gadam and torch export.
+
+        Args:
+            progress: The progress of the average.
+            averaging: Its plan.
+        """
+        return cls(
+            point="average" if progress.count else "iterate",
+            samples=progress.count,
+            skipped=progress.skipped,
+            first_step=progress.first or None,
+            last_step=progress.last or None,
+            step=progress.steps,
+            weighting=repr(averaging.weighting),
+            plan=repr(averaging),
+            gadam_version=gadam_version(),
+            torch_version=torch.__version__,
+        )
 
     def to_metadata(self) -> dict[str, str]:
         """Return the provenance as a safetensors file stores it: text by name."""

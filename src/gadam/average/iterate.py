@@ -1,46 +1,34 @@
-"""The running average of an optimizer's iterates."""
+"""The running average of an optimizer's iterates: its public class."""
 
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from operator import is_
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from gadam import _torch
-from gadam._dtensor import (
-    agree,
-    all_finite,
-    all_reduce_min,
-    any_nonzero,
-    finite_flag,
-    is_dtensor,
-    local,
-    new_like,
-)
+from gadam._dtensor import all_reduce_min, is_dtensor, local
 from gadam.average.fold import Fold
 from gadam.average.health import Health, measure
+from gadam.average.loading import Loader
 from gadam.average.plan import Averaging, Trigger
-from gadam.average.progress import Phase, Progress, Tracker
-from gadam.average.store import BesideOptimizer, InOptimizer, Saved, Store, params_of
+from gadam.average.progress import Phase, Progress
+from gadam.average.sampling import APPLIED, Sampler, applied_average, attached, free_prefix
+from gadam.average.state import State
+from gadam.average.store import BesideOptimizer, InOptimizer, Store, params_of
 from gadam.average.swap import copied_state_dict, swapped
-from gadam.average.wrappers import AVERAGES, unwrapped
+from gadam.average.wrappers import unwrapped
 
 if TYPE_CHECKING:
     from gadam.average.batchnorm import BatchNorm
-    from gadam.average.export import Provenance
-    from gadam.average.offload import OverlappedFold
 
-__all__ = ["IterateAverage", "is_dry_run"]
+__all__ = ["IterateAverage"]
 
 
 class IterateAverage:
@@ -129,500 +117,64 @@ class IterateAverage:
             raise ValueError("IterateAverage needs at least one optimizer.")
         if len(set(map(id, params_of(*optimizers)))) < len(params_of(*optimizers)):
             raise ValueError("A parameter belongs to more than one of the optimizers.")
-        self.optimizers, self.optimizer = optimizers, optimizers[0]
-        self.averaging = averaging if averaging is not None else Averaging()
-        if not isinstance(self.averaging, Averaging):
+        averaging = averaging if averaging is not None else Averaging()
+        if not isinstance(averaging, Averaging):
             raise TypeError(f"averaging must be a gadam.Averaging, got {averaging!r}.")
-        self._built_in = built_in
-        self._tracker = Tracker(self._initial_progress())
-        self._attach()
-        if self._arrived() is None:
-            self._continue_from_the_optimizers_steps()
+        self._attach(optimizers, averaging, built_in)
+        if self._loader.arrive() is None:
+            self._loader.continue_from_the_optimizers_steps()
             # Allocate now, not at the first step: a distributed checkpoint restores only existing
             # keys. In the optimizer's own state, a buffer would stop that from being initialized.
-            if not built_in and self.averaging.start is not None:
-                self._allocate()
+            if not built_in and averaging.start is not None:
+                self._state.allocate()
 
-    def _attach(self) -> None:
-        """Register hooks with the optimizers, and open a store."""
+    def _attach(self, optimizers: list[Optimizer], averaging: Averaging, built_in: bool) -> None:
+        """Open a store, and register hooks with the optimizers."""
+        self.optimizers, self.optimizer, self.averaging = optimizers, optimizers[0], averaging
         self._raw: dict[Tensor, Tensor] = {}  # raw parameters and buffers while applied
-        self._warnings: set[str] = set()  # that were shown
-        self._allocated: tuple[list[bool], int] = ([], 0)  # who was trainable; size of the state
-        self._with_buffers: list[Tensor] | None = None
-        self._sharded: list[Tensor] = []
-        self._stepped: set[int] = set()  # ids of the optimizers that have stepped
-        self._trained = False  # whether one of them had a gradient
-        self._rejected: Tensor | None = None  # GradScaler's verdict on their steps
-        self._folds: list[Fold] = []
-        self._foldable = False
-        self._edited = False  # whether other hooks may edit the weights after this step
-        self._overlap: OverlappedFold | None = None
-        if self.averaging.overlap:
-            from gadam.average.offload import OverlappedFold  # optional
-
-            self._overlap = OverlappedFold()
-        self._after_global_hooks = False
-        registries = [_attached(optimizer) for optimizer in self.optimizers]
-        taken = {a._store.prefix for registry in registries for a in registry.averages}
-        number = 1
-        while (prefix := f"average{number}" if number > 1 else "average") in taken:
-            number += 1
-        self._store: Store = (
-            InOptimizer(self.optimizers, prefix)
-            if self._built_in
+        prefix = free_prefix(optimizers)
+        store: Store = (
+            InOptimizer(optimizers, prefix)
+            if built_in
             else BesideOptimizer(
-                self.optimizers,
+                optimizers,
                 prefix,
                 lambda: self._progress,
-                self._prepare_to_load,
-                lambda optimizer: [
-                    a._store for a in _attached(optimizer).averages if a is not self
-                ],
+                lambda *saved: self._loader.prepare_to_load(*saved),
+                self._other_stores,
             )
         )
-        self._slots = self._store.slot_names(self.averaging.weighting.copies)
-        self._handles = []
-        for optimizer, registry in zip(self.optimizers, registries):
-            registry.averages.append(self)
-            self._handles += [
-                optimizer.register_step_pre_hook(self._before_step),
-                optimizer.register_step_post_hook(self._after_step),
-            ]
+        self._state = State(optimizers, averaging, store)
+        self._loader = Loader(self._state)
+        self._sampler = Sampler(self._state, self._loader)
+        self._sampler.attach(self)
+
+    def _other_stores(self, optimizer: Optimizer) -> list[Store]:
+        """Return the stores of the optimizer's other averages."""
+        samplers = attached(optimizer).samplers
+        return [sampler.state.store for sampler in samplers if sampler is not self._sampler]
 
     def remove(self) -> None:
         """Detach from the optimizer. The average keeps its samples."""
-        for handle in self._handles:
-            handle.remove()
-        self._store.close()
-        for optimizer in self.optimizers:
-            averages = _attached(optimizer).averages
-            if self in averages:
-                averages.remove(self)
-
-    # ------------------------------------------------------------------------------------ storage
-
-    def _initial_progress(self) -> Progress:
-        trigger = self.averaging.start
-        return Progress(memory=trigger.initial_state if isinstance(trigger, Trigger) else ())
-
-    def _wait(self) -> None:
-        """Wait until the last sample is in the average."""
-        if self._overlap is not None:
-            self._overlap.wait()
+        self._sampler.detach(self)
+        self._state.store.close()
 
     @property
     def _progress(self) -> Progress:
-        self._wait()  # every reader of the average reads its progress, too
-        self._arrived()
-        return self._tracker.progress
-
-    @_progress.setter
-    def _progress(self, progress: Progress) -> None:
-        self._tracker.progress = progress
-
-    def _params(self) -> list[Tensor]:
-        return params_of(*self.optimizers)
+        return self._loader.progress
 
     def _averaged(self) -> list[Tensor]:
-        """Return the parameters that have buffers: all that have ever been trainable."""
-        if self._with_buffers is None:
-            table, first = self._store.table, self._slots[0]
-            self._with_buffers = [p for p in self._params() if first in table.get(p, ())]
-            # One parameter per device mesh: the processes of a mesh agree on a sample.
-            self._sharded = list(
-                {p.device_mesh: p for p in self._with_buffers if is_dtensor(p)}.values()  # type: ignore[attr-defined]
-            )
-        return self._with_buffers
-
-    @torch.inference_mode(False)
-    @torch.no_grad()
-    def _allocate(self) -> None:
-        """Allocate buffers for the trainable parameters that have none."""
-        params = self._params()
-        trainable = [p.requires_grad for p in params]
-        table = self._store.table
-        if (trainable, len(table)) == self._allocated:
-            return
-        count = int(self._tracker.counters.get()[0])
-        for p in params:
-            if not p.requires_grad or self._slots[0] in table.get(p, ()):
-                continue
-            slots = {}
-            for name in self._slots:
-                buffer = new_like(p, self.averaging.dtype_for(p), self.averaging.device_for(p))
-                # The parameter was frozen, or in no group, while the samples so far were taken: it
-                # was constant, so its mean is its value.
-                if count:
-                    local(buffer).copy_(local(p))
-                slots[name] = buffer
-            table.setdefault(p, {}).update(slots)
-        self._allocated = (trainable, len(table))
-        self._with_buffers = None
-
-    def _buffer(self, p: Tensor, name: str) -> Tensor:
-        buffer: Tensor = self._store.table[p][name]
-        return local(buffer)
+        return self._state.averaged()
 
     def _value(self, p: Tensor) -> Tensor:
-        """Return this process's shard of a parameter's average, in the average's own type."""
-        buffers = [self._buffer(p, name) for name in self._slots]
-        if len(buffers) == 1:
-            return buffers[0]
-        filled = buffers[: self._progress.count]
-        return torch.stack(filled).mean(0)  # one parameter at a time
-
-    # ----------------------------------------------------------------------------------- stepping
+        return self._state.value(p)
 
     @property
     def _applied(self) -> IterateAverage | None:
         """The average that is applied: this one, or another one of the same optimizer."""
-        for optimizer in self.optimizers:
-            average: IterateAverage | None = optimizer.__dict__.get("_applied_average")
-            if average is not None:
-                return average
-        return None
+        return applied_average(self.optimizers)
 
-    @_torch.disable_dynamo
-    def _before_step(self, optimizer: Optimizer, *_: object) -> None:
-        if self._applied is not None:
-            raise RuntimeError(
-                "step() was called while the averaged weights are applied. Leave the "
-                "`with average.applied():` block first."
-            )
-        self._arrived()
-        _attached(optimizer).finite = None
-        self._edited = self._move_hooks_to_the_end(optimizer)
-        if self.averaging.start is not None or self._is_in_use():
-            self._allocate()
-        if isinstance(self._store, InOptimizer) and not self._store.is_published():
-            self.publish(create=True)
-        self._folds = []
-        self._foldable = (
-            self._built_in
-            and self._overlap is None
-            and not self._edited
-            and len(self._slots) == 1
-            and self._may_be_due(optimizer)
-        )
-
-    def _is_in_use(self) -> bool:
-        return self._tracker.clock.known[0] != 0 or self._tracker.counters.known[0] > 0
-
-    def _move_hooks_to_the_end(self, optimizer: Optimizer) -> bool:
-        """Make the sample include what other hooks do: a projection, a pruning mask.
-
-        Returns:
-            Whether other hooks may edit the weights after this step.
-        """
-        hooks = _torch.optimizer_hooks(optimizer, "step_post")
-        averages = _attached(optimizer).averages
-        edits = False
-        if len(hooks) > len(averages):
-            for handle in self._handles:
-                if handle.id in hooks:
-                    hooks.move_to_end(handle.id)
-            edits = any(_may_edit(hook) for hook in hooks.values())
-        others = _torch.global_step_post_hooks()
-        self._after_global_hooks = any(hook is not _finish_steps for hook in others.values())
-        if self._after_global_hooks:
-            edits = True
-            own = next((key for key, hook in others.items() if hook is _finish_steps), None)
-            if own is None:
-                register_optimizer_step_post_hook(_finish_steps)
-            else:
-                others.move_to_end(own)
-        return edits
-
-    def _may_be_due(self, optimizer: Optimizer) -> bool:
-        """Return whether the step that begins may end with a sample, as far as the host knows."""
-        if self.averaging.every is None:
-            return False
-        phase, steps, begun = self._tracker.clock.known
-        first_step = self.averaging.first_step
-        if not self._tracker.clock.on_host:  # the device counts the steps: an upper bound
-            steps += self._tracker.clock.unread
-            return bool(
-                phase == 1 or (phase == 0 and first_step is not None and steps + 1 >= first_step)
-            )
-        if steps == 0 and not _has_rate(optimizer):
-            return False  # this may be a dry run
-        if phase == 0 and first_step is not None and steps + 1 >= first_step:
-            phase, begun = 1, first_step
-        return bool(phase == 1 and (steps + 1 - begun) % self.averaging.every == 0)
-
-    @_torch.disable_dynamo
-    def _after_step(self, optimizer: Optimizer, *_: object) -> None:
-        if not self._after_global_hooks:
-            self._finish_step(optimizer)
-
-    @torch.no_grad()
-    def _finish_step(self, optimizer: Optimizer) -> None:
-        clock = self._tracker.clock
-        if clock.on_host and clock.known[1] == 0 and is_dry_run(optimizer):
-            return
-        found_inf: Tensor | None = getattr(optimizer, "found_inf", None)
-        if found_inf is not None and self._rejected is not None:
-            found_inf = torch.maximum(found_inf, self._rejected.to(found_inf.device))
-        self._trained = self._trained or _has_gradient(optimizer)
-        if len(self.optimizers) > 1:
-            self._stepped.add(id(optimizer))
-            self._rejected = found_inf if found_inf is not None else self._rejected
-            if len(self._stepped) < len(self.optimizers):
-                return
-            found_inf = self._rejected
-        trained = self._trained
-        self._stepped, self._trained, self._rejected = set(), False, None
-        if not trained:
-            return
-        if found_inf is not None and not _torch.is_on_host(found_inf):
-            self._count_on_device(found_inf)
-            return
-        phase, steps, begun = clock.get()
-        step, first_step, every = steps + 1, self.averaging.first_step, self.averaging.every
-        if phase == 0 and first_step is not None and step >= first_step:
-            phase, begun = 1, first_step
-        due = phase == 1 and every is not None and (step - begun) % every == 0
-        # If the optimizer handles scaling, GradScaler calls step() even after it found an inf.
-        if found_inf is not None and bool(found_inf):
-            if due:
-                self._skip()
-            return
-        clock.set((phase, step, begun))
-        if due:
-            self._take_sample()
-
-    def _count_on_device(self, found_inf: Tensor) -> None:
-        """Count a step that GradScaler may have rejected, without waiting for its verdict."""
-        may_be_due = self._may_be_due(self.optimizer)
-        clock = self._tracker.clock
-        before = clock.on(found_inf.device)
-        after, due = self._next(before)
-        accepted = found_inf.squeeze() == 0
-        clock.replace(torch.where(accepted, after, before))
-        if may_be_due:
-            self._take_sample(due, accepted)
-
-    def _next(self, clock: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the clock after one more step, and whether a sample is due then."""
-        phase, steps, begun = clock.unbind()
-        first_step, every = self.averaging.first_step, self.averaging.every
-        if first_step is not None:
-            starts = (phase == 0) & (steps + 1 >= first_step)
-            phase = torch.where(starts, torch.ones_like(phase), phase)
-            begun = torch.where(starts, torch.full_like(begun, first_step), begun)
-        due = (phase == 1) & ((steps + 1 - begun) % (every or 1) == 0)
-        return torch.stack([phase, steps + 1, begun]), due
-
-    # ------------------------------------------------------------------------------------ sampling
-
-    def _take_sample(self, due: Tensor | None = None, accepted: Tensor | None = None) -> None:
-        """Sample the weights after a step.
-
-        Args:
-            due: Whether the sample is due, if only the device knows.
-            accepted: Whether GradScaler has accepted the step, if only the device knows.
-        """
-        params = self._averaged()
-        folds = [fold for fold in self._folds if fold.folded]
-        self._folds = []
-        if any(fold.not_finite is None for fold in folds):
-            self._settle_on_host(folds, params)
-            return
-        known = self._kernels_verdict(params) if not folds and due is None else None
-        if known is not None:
-            self._settle_on_host([], params, known)
-            return
-        finite = self._finite_flag(params, folds)
-        if len(self._slots) > 1:  # which copy to replace depends on the number of samples
-            if due is None or bool(due):
-                good = bool(finite) and (accepted is None or bool(accepted))
-                self._sample(params) if good else self._skip()
-            return
-        self._sample_on_device(params, folds, finite, due, accepted)
-
-    def _kernels_verdict(self, params: list[Tensor]) -> bool | None:
-        """Return whether the parameters are finite, if the optimizer's kernel has seen them all."""
-        if not self._built_in or self._edited:
-            return None
-        finite: bool | None = getattr(self.optimizer, "_finite", None)
-        return None if any(p.grad is None for p in params) else finite
-
-    def _finite_flag(self, params: list[Tensor], folds: list[Fold]) -> Tensor:
-        """Return whether a sample is finite, on the device. All averages share one check."""
-        registry = _attached(self.optimizers[-1])
-        if registry.finite is not None and _are_same(registry.finite[0], params):
-            found = registry.finite[1]
-            return found if isinstance(found, Tensor) else torch.tensor(found, device="cpu")
-        flag = finite_flag(_rest(params, folds) if folds else params)
-        for fold in folds:
-            assert fold.not_finite is not None
-            flag = flag & (fold.not_finite == 0).squeeze().to(flag.device)
-        flag = agree(flag, self._sharded)
-        registry.finite = params, flag
-        return flag
-
-    def _settle_on_host(
-        self, folds: list[Fold], params: list[Tensor], known: bool | None = None
-    ) -> None:
-        """Finish a sample that a kernel has checked, and maybe folded in.
-
-        Args:
-            folds: What it has folded in. It is taken out again if the sample is not finite.
-            params: All parameters of the sample.
-            known: Whether all of these are finite in this process, if the kernel has seen them all.
-        """
-        rest = _rest(params, folds)
-        if known is None:
-            known = all(fold.finite for fold in folds) and (not rest or bool(finite_flag(rest)))
-        finite = bool(all_reduce_min(known, self._sharded))
-        _attached(self.optimizer).finite = params, finite
-        if finite:
-            self._sample(rest)
-            return
-        for fold in folds:
-            fold.undo()
-        self._skip()
-
-    @torch.no_grad()
-    def _sample(self, params: list[Tensor]) -> None:
-        """Fold these parameters into the average, and count the sample."""
-        count, skipped, first, _ = map(int, self._tracker.counters.get())
-        count += 1
-        name = self._slots[(count - 1) % len(self._slots)]
-        weight = self.averaging.weighting.weight(count)
-        if self._overlap is not None:
-            self._start_overlapped(params, name, weight)
-            params = []
-        averages, samples = [], []
-        for p in params:
-            average, sample = self._buffer(p, name), local(p).detach()
-            if weight == 1.0:
-                average.copy_(sample)
-                continue
-            if average.is_complex():
-                average, sample = torch.view_as_real(average), torch.view_as_real(sample)
-            averages.append(average)
-            samples.append(sample.to(average.device, average.dtype))
-        if averages:
-            _torch.foreach_lerp_(averages, samples, weight)
-        step = int(self._tracker.clock.get()[1])
-        self._tracker.counters.set((count, skipped, first if count > 1 else step, step))
-
-    def _start_overlapped(self, params: list[Tensor], name: str, weight: float | Tensor) -> None:
-        """Fold these parameters into the average on the host, while the device continues."""
-        assert self._overlap is not None
-        averages = [_real(self._buffer(p, name)) for p in params]
-        samples = [_real(local(p).detach()) for p in params]
-        self._overlap.start(averages, samples, weight)
-
-    def _skip(self) -> None:
-        count, skipped, first, last = self._tracker.counters.get()
-        self._tracker.counters.set((count, skipped + 1, first, last))
-
-    def _sample_on_device(
-        self,
-        params: list[Tensor],
-        folds: list[Fold],
-        finite: Tensor,
-        due: Tensor | None,
-        accepted: Tensor | None,
-    ) -> None:
-        """Fold these parameters into the average, without waiting for the device."""
-        yes = torch.ones_like(finite)
-        due = due.to(finite.device) if due is not None else yes
-        accepted = accepted.to(finite.device) if accepted is not None else yes
-        for fold in folds:
-            fold.undo_if(accepted & ~finite)
-        count, skipped, first, last = self._tracker.counters.on(finite.device).unbind()
-        good = finite & accepted
-        take = good & due
-        weight = self.averaging.weighting.weight(count + 1)
-        on_device: dict[torch.device, tuple[Tensor, Tensor]] = {}
-        rest = _rest(params, folds)
-        if self._overlap is not None:
-            share = torch.where(take, weight, torch.zeros_like(weight))
-            self._start_overlapped(rest, self._slots[0], share)
-            rest = []
-        for p in rest:
-            average, sample = self._buffer(p, self._slots[0]), local(p).detach()
-            if average.is_complex():
-                average, sample = torch.view_as_real(average), torch.view_as_real(sample)
-            device = average.device
-            if device not in on_device:
-                on_device[device] = (
-                    take.to(device, non_blocking=True),
-                    weight.to(device, non_blocking=True),
-                )
-            taken, share = on_device[device]
-            sample = sample.to(device, average.dtype)
-            # Even at weight 0, lerp would turn the average into NaN: replace the sample by it.
-            average.lerp_(torch.where(taken, sample, average), share.to(average.dtype))
-        clock = self._tracker.clock
-        step = torch.full_like(last, clock.get()[1]) if clock.on_host else clock.on(last.device)[1]
-        self._tracker.counters.replace(
-            torch.stack(
-                [
-                    count + take,
-                    skipped + (due & ~good),
-                    torch.where(take & (count == 0), step, first),
-                    torch.where(take, step, last),
-                ]
-            )
-        )
-
-    def fold_into(
-        self, params: list[Tensor], states: Sequence[Mapping[str, Tensor]] | None = None
-    ) -> Fold | None:
-        """Return where the current step may fold these parameters in, after it has updated them.
-
-        Args:
-            params: The parameters of a group that the step updates.
-            states: Their entries in ``optimizer.state``, if the caller has them.
-
-        Returns:
-            The averages and the weight, for the kernel to note what it has folded in. None if no
-            sample is due, or if other hooks may still change the weights.
-        """
-        if not self._foldable:
-            return None
-        name = self._slots[0]
-        found = states if states is not None else [self._store.table.get(p, {}) for p in params]
-        try:
-            averages = [state[name] for state in found]
-        except KeyError:  # a parameter that is not averaged
-            return None
-        fold = Fold(params, averages, self._host_weight, self._device_weight)
-        self._folds.append(fold)
-        return fold
-
-    def cancel_folds(self) -> None:
-        """Take out what a step has folded in before it failed."""
-        for fold in self._folds:
-            fold.undo()
-        self._folds = []
-
-    def _host_weight(self) -> float | None:
-        if self._rejection_is_on_device():
-            return None
-        weight = self.averaging.weighting.weight(int(self._tracker.counters.get()[0]) + 1)
-        # Taking out a sample of a larger weight again would cost digits.
-        return weight if weight < 0.5 else None
-
-    def _rejection_is_on_device(self) -> bool:
-        """Return True if only the device knows whether a sample is due: GradScaler decides."""
-        found_inf: Tensor | None = getattr(self.optimizer, "found_inf", None)
-        return not self._tracker.clock.on_host or (
-            found_inf is not None and not _torch.is_on_host(found_inf)
-        )
-
-    def _device_weight(self, device: torch.device) -> Tensor:
-        weight = self.averaging.weighting.weight(self._tracker.counters.on(device)[0] + 1)
-        if not self._rejection_is_on_device():
-            return weight
-        due = self._next(self._tracker.clock.on(device))[1]
-        return torch.where(due, weight, torch.zeros_like(weight))
-
-    # ------------------------------------------------------------------------------------ control
+    # -------------------------------------------------------------------------------------- control
 
     @property
     def count(self) -> int:
@@ -659,11 +211,11 @@ class IterateAverage:
         """
         if self.phase != "averaging":
             progress = self._progress
-            self._progress = replace(
+            self._state.tracker.progress = replace(
                 progress,
                 phase="averaging",
                 begun=progress.steps + 1,
-                memory=self._initial_progress().memory,
+                memory=self._state.initial_progress.memory,
             )
 
     def update(self) -> bool:
@@ -682,14 +234,7 @@ class IterateAverage:
             )
         if self.phase == "finished":
             return False
-        self._arrived()
-        self._allocate()
-        params = self._averaged()
-        if not all_finite(params):
-            self._skip()
-            return False
-        self._sample(params)
-        return True
+        return self._sampler.sample_now()
 
     def observe(self, metric: float) -> bool:
         """Pass a validation metric to the plan's trigger, once per epoch.
@@ -708,14 +253,14 @@ class IterateAverage:
         if isinstance(trigger, Trigger) and progress.phase != "finished":
             averaging = progress.phase == "averaging"
             memory, verdict = trigger.update(progress.memory, float(metric), averaging)
-            self._progress = replace(progress, memory=memory)
+            self._state.tracker.progress = replace(progress, memory=memory)
             if verdict == "begin":
                 self.begin()
             elif verdict == "finish":
-                self._progress = replace(self._progress, phase="finished")
+                self._state.tracker.progress = replace(self._progress, phase="finished")
         return self.phase == "finished"
 
-    # ----------------------------------------------------------------------------------- swapping
+    # ------------------------------------------------------------------------------------- swapping
 
     @contextmanager
     def applied(
@@ -773,18 +318,18 @@ class IterateAverage:
         if self._applied is not None:
             return
         if not self.count and not triggered:
-            self._warn_once(
+            self._state.warn_once(
                 "The average has no sample yet. The raw weights are used instead.", stacklevel + 1
             )
         if self.count and model is not None and batchnorm is None:
             from gadam.average.batchnorm import STALE, has_statistics_in_use  # optional
 
-            if STALE not in self._warnings and has_statistics_in_use(model):
-                self._warn_once(STALE, stacklevel + 1)
-        if "health" not in self._warnings:
+            if STALE not in self._state.warned and has_statistics_in_use(model):
+                self._state.warn_once(STALE, stacklevel + 1)
+        if "health" not in self._state.warned:
             problems = self._measure_health(reduce=False).problems
             if problems:
-                self._warn_once(" ".join(problems), stacklevel + 1, kind="health")
+                self._state.warn_once(" ".join(problems), stacklevel + 1, kind="health")
 
     def health(self) -> Health:
         """Measure whether the average is still one of these weights, and whether it still moves.
@@ -819,12 +364,6 @@ class IterateAverage:
             reduce=reduce,
         )
 
-    def _warn_once(self, message: str, stacklevel: int, kind: str | None = None) -> None:
-        kind = message if kind is None else kind
-        if kind not in self._warnings:
-            self._warnings.add(kind)
-            warnings.warn(message, stacklevel=stacklevel)
-
     @contextmanager
     def _swapped(
         self, model: nn.Module | None, batchnorm: BatchNorm
@@ -838,7 +377,7 @@ class IterateAverage:
             raise ValueError("batchnorm= needs the model to refresh: pass model=.")
         params = self._averaged() if self.count else []
         for optimizer in self.optimizers:
-            optimizer.__dict__["_applied_average"] = self
+            optimizer.__dict__[APPLIED] = self
         try:
             with swapped(model, params, self._value, self._raw) as keep:
                 if batchnorm is not None and batchnorm is not False and model is not None:
@@ -848,7 +387,9 @@ class IterateAverage:
                 yield keep
         finally:
             for optimizer in self.optimizers:
-                del optimizer.__dict__["_applied_average"]
+                del optimizer.__dict__[APPLIED]
+
+    # -------------------------------------------------------------------------------------- exports
 
     def model_state_dict(
         self, model: nn.Module, dtype: torch.dtype | None = None, full: bool = False
@@ -915,25 +456,9 @@ class IterateAverage:
         refresh = batchnorm is not None and batchnorm is not False
         with self._swapped(model, batchnorm) if refresh else nullcontext():
             tensors = export.exported(model, self._averages(), dtype, True, torch.device("cpu"))
+        provenance = export.Provenance.of(self._progress, self.averaging)
         if tensors or not any(is_dtensor(p) for p in model.parameters()):
-            export.write_file(path, export.bare_names(model, tensors), self._provenance())
-
-    def _provenance(self) -> Provenance:
-        from gadam.average.export import Provenance, gadam_version
-
-        progress = self._progress
-        return Provenance(
-            point="average" if progress.count else "iterate",
-            samples=progress.count,
-            skipped=progress.skipped,
-            first_step=progress.first or None,
-            last_step=progress.last or None,
-            step=progress.steps,
-            weighting=repr(self.averaging.weighting),
-            plan=repr(self.averaging),
-            gadam_version=gadam_version(),
-            torch_version=torch.__version__,
-        )
+            export.write_file(path, export.bare_names(model, tensors), provenance)
 
     def raw_state_dict(self, model: nn.Module) -> dict[str, Any]:
         """Return a copy of the model's state dict with the raw weights.
@@ -946,17 +471,17 @@ class IterateAverage:
         """
         return copied_state_dict(model.state_dict(keep_vars=True), self._raw)
 
-    # ------------------------------------------------------------------------ saving and restoring
+    # ------------------------------------------------------------------------- saving and restoring
 
     def state_dict(self) -> dict[str, Any]:
         """Return the average and its progress as tensors.
 
         The optimizer's own ``state_dict()`` contains the same. Use this one for an average alone.
         """
-        index = {p: i for i, p in enumerate(self._params())}
+        index = {p: i for i, p in enumerate(self._state.params())}
         return {
             "progress": self._progress.pack(),
-            "state": {index[p]: self._store.slots(p) for p in self._averaged()},
+            "state": {index[p]: self._state.store.slots(p) for p in self._averaged()},
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -969,23 +494,7 @@ class IterateAverage:
             ValueError: If the state is damaged or does not match the optimizer and the plan. The
                 average does not change then.
         """
-        try:
-            packed, state = state_dict["progress"], state_dict["state"]
-        except (KeyError, TypeError) as error:
-            raise ValueError(
-                "This is not the state of an iterate average. Pass the result of state_dict(), "
-                f"with the entries 'progress' and 'state' ({type(error).__name__}: {error})."
-            ) from error
-        progress = self._unpack(packed)
-        params = self._params()
-        unknown = [i for i in state if int(i) not in range(len(params))]
-        if unknown:
-            raise ValueError(
-                f"The saved average has a parameter {unknown[0]}, but the optimizer has only "
-                f"{len(params)}."
-            )
-        saved = {params[int(i)]: buffers for i, buffers in state.items()}
-        self._install(progress, self._prepare(progress, saved), bool(saved), params)
+        self._loader.load(state_dict)
 
     def averaged_model_state_dict(self, model: nn.Module) -> dict[str, Any]:
         """Return the state dict of a ``torch.optim.swa_utils.AveragedModel`` with this average.
@@ -1010,24 +519,48 @@ class IterateAverage:
             ValueError: If the state dict does not match the model or the plan. The average does not
                 change then.
         """
-        if len(self._slots) > 1:
-            raise ValueError(
-                f"The weighting {self.averaging.weighting} needs the last samples, but an "
-                "AveragedModel has only their mean."
-            )
-        wanted = {p for p in self._params() if p.requires_grad} | set(self._averaged())
-        names: dict[Tensor, str] = {p: n for n, p in model.named_parameters() if p in wanted}
-        missing = [name for name in names.values() if f"module.{name}" not in state_dict]
-        if "n_averaged" not in state_dict or missing or not names:
-            raise ValueError(
-                "This is not the state of an AveragedModel of this model: it has no entry "
-                f"{('module.' + missing[0]) if missing else 'n_averaged'!r}."
-            )
-        now = self._progress
-        count = int(state_dict["n_averaged"])
-        progress = replace(now, count=count, skipped=0, first=0, last=now.steps if count else 0)
-        saved = {p: {self._slots[0]: state_dict[f"module.{name}"]} for p, name in names.items()}
-        self._install(progress, self._prepare(progress, saved), True, self._params())
+        self._loader.load_averaged_model(state_dict, model)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if self._state.built_in:  # a copy belongs to the copied optimizer
+            return getattr, (self.optimizer, "average")
+        return super().__reduce_ex__(protocol)
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._applied is not None:
+            raise RuntimeError("An average cannot be copied or pickled while it is applied.")
+        return {
+            "optimizers": self.optimizers,
+            "averaging": self.averaging,
+            "progress": self._progress,
+            "slots": {p: self._state.store.slots(p) for p in self._averaged()},
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # a copied optimizer has no hooks
+        self._attach(state["optimizers"], state["averaging"], built_in=False)
+        self._loader.install(state["progress"], state["slots"], True, self._state.params())
+
+    # ------------------------------------------------------- for optimizers with a built-in average
+
+    def fold_into(
+        self, params: list[Tensor], states: Sequence[Mapping[str, Tensor]] | None = None
+    ) -> Fold | None:
+        """Return where the current step may fold these parameters in, after it has updated them.
+
+        Args:
+            params: The parameters of a group that the step updates.
+            states: Their entries in ``optimizer.state``, if the caller has them.
+
+        Returns:
+            The averages and the weight, for the kernel to note what it has folded in. None if no
+            sample is due, or if other hooks may still change the weights.
+        """
+        return self._sampler.fold_into(params, states)
+
+    def cancel_folds(self) -> None:
+        """Take out what a step has folded in before it failed."""
+        self._sampler.cancel_folds()
 
     def publish(self, create: bool = False) -> None:
         """Write the progress to the optimizer's state, for an optimizer with a built-in average.
@@ -1035,9 +568,7 @@ class IterateAverage:
         Args:
             create: Write it to the state of parameters that have none yet, too.
         """
-        params = self._averaged() or self._params()
-        device = params[0].device if params else "cpu"
-        self._store.publish(self._progress.pack(device), create)
+        self._loader.publish(create)
 
     def add_to(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Return a state dict with the progress as it is now, which later steps do not change.
@@ -1045,7 +576,7 @@ class IterateAverage:
         Args:
             state_dict: The state dict of an optimizer with a built-in average.
         """
-        return self._store.insert(self.optimizer, state_dict, self._progress)
+        return self._state.store.insert(self.optimizer, state_dict, self._progress)
 
     def take_from(self, state_dict: dict[str, Any]) -> tuple[dict[str, Any], Callable[[], None]]:
         """Take the average out of a state dict before ``Optimizer.load_state_dict`` sees it.
@@ -1057,165 +588,7 @@ class IterateAverage:
             The state dict without the average, and a function that restores the average after the
             rest is loaded.
         """
-        others = [a._store for a in _attached(self.optimizer).averages if a is not self]
-        rest, saved = self._store.extract(self.optimizer, state_dict, others)
-        return rest, self._prepare_to_load(self.optimizer, rest, saved)
-
-    def _prepare_to_load(
-        self, optimizer: Optimizer, state_dict: dict[str, Any], saved: Saved
-    ) -> Callable[[], None]:
-        """Return a function that installs a saved average, or raise before anything changes."""
-        params = params_of(optimizer)
-        if saved.progress is not None:
-            progress = self._unpack(saved.progress)
-        elif saved.slots:
-            raise ValueError(
-                "The checkpoint has an average but not its progress. Use the optimizer's own "
-                "state_dict()."
-            )
-        elif (in_place := self._store.restored_in_place()) is not None:
-            progress = self._unpack(in_place)
-            slots = {p: self._store.slots(p) for p in params}
-            return lambda: self._install(progress, slots, True, params)
-        else:
-            return lambda: self._start_empty(bool(state_dict["state"]))
-        # If the parameters do not match, torch's own check has the better error message.
-        matches = len(params) == sum(len(group["params"]) for group in state_dict["param_groups"])
-        prepared = self._prepare(progress, saved.slots) if matches else {}
-        return lambda: self._install(progress, prepared, bool(saved.slots), params)
-
-    def _start_empty(self, has_state: bool) -> None:
-        """Reset the average after a checkpoint without one was loaded."""
-        steps = self._tracker.clock.get()[1] if not self._built_in else 0
-        self._install(
-            replace(self._initial_progress(), steps=int(steps)), {}, False, self._params()
-        )
-        self._continue_from_the_optimizers_steps()
-        steps, first_step = self._tracker.clock.get()[1], self.averaging.first_step
-        expected = self.averaging.start is not None and (first_step is None or steps >= first_step)
-        if expected and (has_state or not self._built_in):
-            self._warn_once(
-                f"The loaded checkpoint has no average. It starts empty, at step {int(steps)}.", 5
-            )
-
-    def _continue_from_the_optimizers_steps(self) -> None:
-        """Count the steps that the optimizers have already taken, if their state says so."""
-        counts = [
-            float(state["step"])
-            for optimizer in self.optimizers
-            for state in optimizer.state.values()
-            if isinstance(state, dict) and isinstance(state.get("step"), (Tensor, int, float))
-        ]
-        if counts:
-            phase, _, begun = self._tracker.clock.get()
-            self._tracker.clock.set((phase, int(max(counts)), begun))
-
-    def _arrived(self) -> Saved | None:
-        """Install state that was written to ``optimizer.state`` directly, if there is any."""
-        saved = self._store.arrived()
-        if saved is not None and saved.progress is not None:
-            progress = self._unpack(saved.progress)
-            prepared = self._prepare(progress, saved.slots)
-            self._install(progress, prepared, bool(saved.slots), self._params())
-        return saved
-
-    def _unpack(self, packed: Tensor) -> Progress:
-        try:
-            progress = Progress.unpack(packed)
-        except (TypeError, ValueError, IndexError) as error:
-            raise ValueError(
-                f"This is not the state of an iterate average: its progress is damaged ({error})."
-            ) from error
-        return self._match_trigger(progress)
-
-    def _match_trigger(self, progress: Progress) -> Progress:
-        """Return the saved progress for the current plan, which may have a new trigger or none."""
-        initial = self._initial_progress().memory
-        if not progress.memory or not initial:
-            return replace(progress, memory=initial)
-        if len(progress.memory) != len(initial):
-            raise ValueError(
-                "The saved average has the state of another trigger than "
-                f"{self.averaging.start!r}. Use the plan that the average was saved with."
-            )
-        return progress
-
-    @torch.no_grad()
-    def _prepare(
-        self, progress: Progress, saved: dict[Tensor, dict[str, Tensor]]
-    ) -> dict[Tensor, dict[str, Tensor]]:
-        """Copy the saved buffers, in the plan's dtype and on its device. Installs nothing yet."""
-        if not progress.count:
-            return {}
-        prepared: dict[Tensor, dict[str, Tensor]] = {}
-        for p, buffers in saved.items():
-            if not buffers:
-                continue
-            prepared[p] = {}
-            for name in self._slots:
-                if name not in buffers:
-                    raise ValueError(
-                        f"The saved average has no buffer {name!r}, which the weighting "
-                        f"{self.averaging.weighting} needs. Use the weighting that the average "
-                        "was saved with."
-                    )
-                if buffers[name].shape != p.shape:
-                    raise ValueError(
-                        f"The saved average has shape {tuple(buffers[name].shape)}, but the "
-                        f"parameter has {tuple(p.shape)}."
-                    )
-                buffer = new_like(p, self.averaging.dtype_for(p), self.averaging.device_for(p))
-                local(buffer).copy_(local(buffers[name], like=p))
-                prepared[p][name] = buffer
-        if not prepared:
-            raise ValueError(
-                f"The checkpoint counts {progress.count} samples, but their mean was not "
-                "restored. A distributed checkpoint restores only the keys that the new optimizer "
-                "already has: pass the plan (average=Averaging(start=…)) or call average.begin() "
-                "before loading."
-            )
-        return prepared
-
-    def _install(
-        self,
-        progress: Progress,
-        prepared: dict[Tensor, dict[str, Tensor]],
-        allocate: bool,
-        params: list[Tensor],
-    ) -> None:
-        self._wait()
-        for p in params:
-            self._store.replace(p, prepared.get(p, {}))
-        self._tracker.progress = progress
-        self._allocated = ([], 0)
-        self._with_buffers = None
-        # Recreate buffers that existed. Values wait for the next step, because the weights may not
-        # be loaded yet.
-        if allocate and not progress.count:
-            self._allocate()
-        self.publish()
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        if self._built_in:  # a copy belongs to the copied optimizer
-            return getattr, (self.optimizer, "average")
-        return super().__reduce_ex__(protocol)
-
-    def __getstate__(self) -> dict[str, Any]:
-        if self._applied is not None:
-            raise RuntimeError("An average cannot be copied or pickled while it is applied.")
-        return {
-            "optimizers": self.optimizers,
-            "averaging": self.averaging,
-            "progress": self._progress,
-            "slots": {p: self._store.slots(p) for p in self._averaged()},
-        }
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.optimizers, self.averaging = state["optimizers"], state["averaging"]
-        self.optimizer, self._built_in = self.optimizers[0], False
-        self._tracker = Tracker(state["progress"])
-        self._attach()  # a copied optimizer has no hooks
-        self._install(state["progress"], state["slots"], True, self._params())
+        return self._loader.take_from(state_dict, self._other_stores(self.optimizer))
 
     def __repr__(self) -> str:
         names = ", ".join(type(optimizer).__name__ for optimizer in self.optimizers)
@@ -1223,85 +596,3 @@ class IterateAverage:
             f"{type(self).__name__}({self.averaging}, phase={self.phase!r}, count={self.count}, "
             f"optimizer={names})"
         )
-
-
-class _Attached:
-    """The averages of an optimizer, and what they share.
-
-    Attributes:
-        averages: The averages.
-        finite: The parameters that were checked after the current step, and whether they are finite
-            in all processes.
-    """
-
-    def __init__(self) -> None:
-        self.averages: list[IterateAverage] = []
-        self.finite: tuple[list[Tensor], Tensor | bool] | None = None
-
-
-def _attached(optimizer: Optimizer) -> _Attached:
-    found: _Attached | None = optimizer.__dict__.get(AVERAGES)
-    if found is None:
-        found = optimizer.__dict__[AVERAGES] = _Attached()
-    return found
-
-
-@_torch.disable_dynamo
-def _finish_steps(optimizer: Optimizer, *_: object) -> None:
-    """Sample after all global hooks: a hook of torch.optim.optimizer, registered on demand."""
-    registry: _Attached | None = optimizer.__dict__.get(AVERAGES)
-    for average in registry.averages if registry is not None else ():
-        if average._after_global_hooks:
-            average._finish_step(optimizer)
-
-
-def _may_edit(hook: Callable[..., object]) -> bool:
-    """Return whether a step post-hook may edit the weights after the step that begins."""
-    owner = getattr(hook, "__self__", None)
-    if isinstance(owner, IterateAverage):
-        return False
-    edits: Callable[[], bool] | None = getattr(owner, "edits_weights_after_this_step", None)
-    return edits is None or edits()
-
-
-def _real(tensor: Tensor) -> Tensor:
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
-
-
-def _are_same(some: list[Tensor], others: list[Tensor]) -> bool:
-    return len(some) == len(others) and all(map(is_, some, others))
-
-
-def _rest(params: list[Tensor], folds: list[Fold]) -> list[Tensor]:
-    """Return the parameters that no kernel has folded in."""
-    done = sum(len(fold.folded) for fold in folds)
-    if not done:
-        return params
-    if done == len(params):
-        return []
-    folded = {fold.params[i] for fold in folds for i in fold.folded}
-    return [p for p in params if p not in folded]
-
-
-def _has_gradient(optimizer: Optimizer) -> bool:
-    return any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
-
-
-def _has_rate(optimizer: Optimizer) -> bool:
-    """Return True unless all learning rates are known to be zero."""
-    for group in optimizer.param_groups:
-        lr = group.get("lr")
-        if lr is None or (isinstance(lr, Tensor) and not _torch.is_on_host(lr)) or bool(lr != 0):
-            return True
-    return False
-
-
-def is_dry_run(optimizer: Optimizer) -> bool:
-    """Return True if the last step was not training: lr = 0 and all gradients zero.
-
-    torch.distributed.checkpoint runs such a step to make an optimizer create its state.
-    """
-    if _has_rate(optimizer):
-        return False
-    grads = [p.grad for p in params_of(optimizer) if p.grad is not None]
-    return bool(grads) and not any_nonzero(grads)

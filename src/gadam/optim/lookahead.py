@@ -12,7 +12,8 @@ from torch.optim import Optimizer
 
 from gadam import _torch
 from gadam._dtensor import local
-from gadam.average.iterate import IterateAverage, is_dry_run
+from gadam.average.iterate import IterateAverage
+from gadam.average.sampling import is_dry_run
 
 __all__ = ["Lookahead"]
 

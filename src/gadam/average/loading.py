@@ -1,0 +1,278 @@
+"""Loading: check saved state against the optimizer and the plan, and install it.
+
+A saved average arrives in one of four ways: in the optimizer's state dict, in the average's own, in
+that of a ``torch.optim.swa_utils.AveragedModel``, or written to ``optimizer.state`` directly. The
+loader checks all of it before anything changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from gadam._dtensor import local, new_like
+from gadam.average.progress import Progress
+from gadam.average.state import State
+from gadam.average.store import Saved, Store, params_of
+
+__all__ = ["Loader"]
+
+
+class Loader:
+    """Replace an average by a saved one.
+
+    Args:
+        state: The average's buffers and progress.
+    """
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+
+    @property
+    def progress(self) -> Progress:
+        """The progress, of the state that was last written to ``optimizer.state`` if there is any.
+
+        Every reader of the average reads this first, so it also waits for the last sample.
+        """
+        self.state.wait()
+        self.arrive()
+        return self.state.tracker.progress
+
+    def arrive(self) -> Saved | None:
+        """Install state that was written to ``optimizer.state`` directly, if there is any."""
+        saved = self.state.store.arrived()
+        if saved is not None and saved.progress is not None:
+            progress = self._unpack(saved.progress)
+            prepared = self._prepare(progress, saved.slots)
+            self.install(progress, prepared, bool(saved.slots), self.state.params())
+        return saved
+
+    def publish(self, create: bool = False) -> None:
+        """Write the progress to the optimizer's state, for an optimizer with a built-in average.
+
+        Args:
+            create: Write it to the state of parameters that have none yet, too.
+        """
+        params = self.state.averaged() or self.state.params()
+        device = params[0].device if params else "cpu"
+        self.state.store.publish(self.progress.pack(device), create)
+
+    def load(self, state_dict: dict[str, Any]) -> None:
+        """Install an average's own state dict.
+
+        Args:
+            state_dict: The result of :meth:`gadam.IterateAverage.state_dict`.
+
+        Raises:
+            ValueError: If the state is damaged or does not match the optimizer and the plan. The
+                average does not change then.
+        """
+        try:
+            packed, state = state_dict["progress"], state_dict["state"]
+        except (KeyError, TypeError) as error:
+            raise ValueError(
+                "This is not the state of an iterate average. Pass the result of state_dict(), "
+                f"with the entries 'progress' and 'state' ({type(error).__name__}: {error})."
+            ) from error
+        progress = self._unpack(packed)
+        params = self.state.params()
+        unknown = [i for i in state if int(i) not in range(len(params))]
+        if unknown:
+            raise ValueError(
+                f"The saved average has a parameter {unknown[0]}, but the optimizer has only "
+                f"{len(params)}."
+            )
+        saved = {params[int(i)]: buffers for i, buffers in state.items()}
+        self.install(progress, self._prepare(progress, saved), bool(saved), params)
+
+    def load_averaged_model(self, state_dict: Mapping[str, Any], model: nn.Module) -> None:
+        """Install the average of a ``torch.optim.swa_utils.AveragedModel``.
+
+        Args:
+            state_dict: The state dict of the AveragedModel.
+            model: The model that holds the parameters.
+
+        Raises:
+            ValueError: If the state dict does not match the model or the plan. The average does not
+                change then.
+        """
+        if len(self.state.slots) > 1:
+            raise ValueError(
+                f"The weighting {self.state.averaging.weighting} needs the last samples, but an "
+                "AveragedModel has only their mean."
+            )
+        wanted = {p for p in self.state.params() if p.requires_grad} | set(self.state.averaged())
+        names: dict[Tensor, str] = {p: n for n, p in model.named_parameters() if p in wanted}
+        missing = [name for name in names.values() if f"module.{name}" not in state_dict]
+        if "n_averaged" not in state_dict or missing or not names:
+            raise ValueError(
+                "This is not the state of an AveragedModel of this model: it has no entry "
+                f"{('module.' + missing[0]) if missing else 'n_averaged'!r}."
+            )
+        now = self.progress
+        count = int(state_dict["n_averaged"])
+        progress = replace(now, count=count, skipped=0, first=0, last=now.steps if count else 0)
+        saved = {
+            p: {self.state.slots[0]: state_dict[f"module.{name}"]} for p, name in names.items()
+        }
+        self.install(progress, self._prepare(progress, saved), True, self.state.params())
+
+    def take_from(
+        self, state_dict: dict[str, Any], others: Sequence[Store]
+    ) -> tuple[dict[str, Any], Callable[[], None]]:
+        """Take the average out of a state dict before ``Optimizer.load_state_dict`` sees it.
+
+        Args:
+            state_dict: The state dict of an optimizer with a built-in average.
+            others: The stores of the optimizer's other averages.
+
+        Returns:
+            The state dict without the average, and a function that restores the average after the
+            rest is loaded.
+        """
+        optimizer = self.state.optimizers[0]
+        rest, saved = self.state.store.extract(optimizer, state_dict, others)
+        return rest, self.prepare_to_load(optimizer, rest, saved)
+
+    def prepare_to_load(
+        self, optimizer: Optimizer, state_dict: dict[str, Any], saved: Saved
+    ) -> Callable[[], None]:
+        """Return a function that installs a saved average, or raise before anything changes.
+
+        Args:
+            optimizer: The optimizer.
+            state_dict: Its state dict without the average.
+            saved: The saved average.
+        """
+        params = params_of(optimizer)
+        if saved.progress is not None:
+            progress = self._unpack(saved.progress)
+        elif saved.slots:
+            raise ValueError(
+                "The checkpoint has an average but not its progress. Use the optimizer's own "
+                "state_dict()."
+            )
+        elif (in_place := self.state.store.restored_in_place()) is not None:
+            progress = self._unpack(in_place)
+            slots = {p: self.state.store.slots(p) for p in params}
+            return lambda: self.install(progress, slots, True, params)
+        else:
+            return lambda: self._start_empty(bool(state_dict["state"]))
+        # If the parameters do not match, torch's own check has the better error message.
+        matches = len(params) == sum(len(group["params"]) for group in state_dict["param_groups"])
+        prepared = self._prepare(progress, saved.slots) if matches else {}
+        return lambda: self.install(progress, prepared, bool(saved.slots), params)
+
+    def _start_empty(self, has_state: bool) -> None:
+        """Reset the average after a checkpoint without one was loaded."""
+        steps = self.state.tracker.clock.get()[1] if not self.state.built_in else 0
+        self.install(
+            replace(self.state.initial_progress, steps=int(steps)), {}, False, self.state.params()
+        )
+        self.continue_from_the_optimizers_steps()
+        steps, first_step = self.state.tracker.clock.get()[1], self.state.averaging.first_step
+        expected = self.state.averaging.start is not None and (
+            first_step is None or steps >= first_step
+        )
+        if expected and (has_state or not self.state.built_in):
+            self.state.warn_once(
+                f"The loaded checkpoint has no average. It starts empty, at step {int(steps)}.", 5
+            )
+
+    def continue_from_the_optimizers_steps(self) -> None:
+        """Count the steps that the optimizers have already taken, if their state says so."""
+        counts = [
+            float(state["step"])
+            for optimizer in self.state.optimizers
+            for state in optimizer.state.values()
+            if isinstance(state, dict) and isinstance(state.get("step"), (Tensor, int, float))
+        ]
+        if counts:
+            phase, _, begun = self.state.tracker.clock.get()
+            self.state.tracker.clock.set((phase, int(max(counts)), begun))
+
+    def _unpack(self, packed: Tensor) -> Progress:
+        try:
+            progress = Progress.unpack(packed)
+        except (TypeError, ValueError, IndexError) as error:
+            raise ValueError(
+                f"This is not the state of an iterate average: its progress is damaged ({error})."
+            ) from error
+        return self._match_trigger(progress)
+
+    def _match_trigger(self, progress: Progress) -> Progress:
+        """Return the saved progress for the current plan, which may have a new trigger or none."""
+        initial = self.state.initial_progress.memory
+        if not progress.memory or not initial:
+            return replace(progress, memory=initial)
+        if len(progress.memory) != len(initial):
+            raise ValueError(
+                "The saved average has the state of another trigger than "
+                f"{self.state.averaging.start!r}. Use the plan that the average was saved with."
+            )
+        return progress
+
+    @torch.no_grad()
+    def _prepare(
+        self, progress: Progress, saved: dict[Tensor, dict[str, Tensor]]
+    ) -> dict[Tensor, dict[str, Tensor]]:
+        """Copy the saved buffers, in the plan's dtype and on its device. Installs nothing yet."""
+        if not progress.count:
+            return {}
+        prepared: dict[Tensor, dict[str, Tensor]] = {}
+        for p, buffers in saved.items():
+            if not buffers:
+                continue
+            prepared[p] = {}
+            for name in self.state.slots:
+                if name not in buffers:
+                    raise ValueError(
+                        f"The saved average has no buffer {name!r}, which the weighting "
+                        f"{self.state.averaging.weighting} needs. Use the weighting that the "
+                        "average was saved with."
+                    )
+                if buffers[name].shape != p.shape:
+                    raise ValueError(
+                        f"The saved average has shape {tuple(buffers[name].shape)}, but the "
+                        f"parameter has {tuple(p.shape)}."
+                    )
+                buffer = new_like(
+                    p, self.state.averaging.dtype_for(p), self.state.averaging.device_for(p)
+                )
+                local(buffer).copy_(local(buffers[name], like=p))
+                prepared[p][name] = buffer
+        if not prepared:
+            raise ValueError(
+                f"The checkpoint counts {progress.count} samples, but their mean was not "
+                "restored. A distributed checkpoint restores only the keys that the new optimizer "
+                "already has: pass the plan (average=Averaging(start=…)) or call average.begin() "
+                "before loading."
+            )
+        return prepared
+
+    def install(
+        self,
+        progress: Progress,
+        prepared: dict[Tensor, dict[str, Tensor]],
+        allocate: bool,
+        params: list[Tensor],
+    ) -> None:
+        """Replace the average.
+
+        Args:
+            progress: The new progress.
+            prepared: The new buffers by parameter and name.
+            allocate: Whether to create buffers if there is no sample yet.
+            params: The parameters. Those without new buffers lose theirs.
+        """
+        self.state.replace(progress, prepared, params)
+        # Recreate buffers that existed. Values wait for the next step, because the weights may not
+        # be loaded yet.
+        if allocate and not progress.count:
+            self.state.allocate()
+        self.publish()
