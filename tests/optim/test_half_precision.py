@@ -194,7 +194,7 @@ class Step:
         largest = max(abs(theta), update)
         close("theta", exact, cancellation * excess * half.ulp(largest))
 
-        # All of the step in float64, where the first moment is not rounded either. An error of x ulp
+        # The whole step in float64, where the first moment is not rounded either. An error of x ulp
         # of the moment becomes at most 2x ulp of the update.
         if abs(exact_m) >= math.ldexp(1.0, half.smallest):
             exact = self.oracle(i).step(before["grad"])
