@@ -478,10 +478,12 @@ class IterateAverage:
 
         The optimizer's own ``state_dict()`` contains the same. Use this one for an average alone.
         """
-        index = {p: i for i, p in enumerate(self._state.params())}
+        progress = self._progress
+        params = self._state.params()
         return {
-            "progress": self._progress.pack(),
-            "state": {index[p]: self._state.store.slots(p) for p in self._averaged()},
+            "progress": progress.pack(),
+            # An empty entry is a parameter without an average. None is left out.
+            "state": {i: self._state.store.slots(p) for i, p in enumerate(params)},
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

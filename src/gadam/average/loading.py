@@ -7,6 +7,7 @@ loader checks all of it before anything changes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gadam._dtensor import local, new_like
+from gadam.average.plan import Plateau, same_trigger, same_weighting
 from gadam.average.progress import Progress
 from gadam.average.state import State
 from gadam.average.store import Saved, Store, params_of
@@ -81,14 +83,20 @@ class Loader:
             ) from error
         progress = self._unpack(packed)
         params = self.state.params()
-        unknown = [i for i in state if int(i) not in range(len(params))]
+        indices = {i: _index(i) for i in state} if isinstance(state, Mapping) else {None: -1}
+        unknown = [i for i, index in indices.items() if index not in range(len(params))]
+        # States from before there was a fingerprint do not list parameters without an average.
+        missing = set(range(len(params))) - set(indices.values())
+        if _has_plan(packed) and progress.count and state and missing and not unknown:
+            raise ValueError(_missing(f"parameter {min(missing)}"))
         if unknown:
             raise ValueError(
                 f"The saved average has a parameter {unknown[0]}, but the optimizer has only "
                 f"{len(params)}."
             )
-        saved = {params[int(i)]: buffers for i, buffers in state.items()}
-        self.install(progress, self._prepare(progress, saved), bool(saved), params)
+        saved = {params[index]: state[i] for i, index in indices.items()}
+        prepared = self._prepare(progress, saved)
+        self.install(progress, prepared, any(saved.values()), params)
 
     def load_averaged_model(self, state_dict: Mapping[str, Any], model: nn.Module) -> None:
         """Install the average of a ``torch.optim.swa_utils.AveragedModel``.
@@ -115,7 +123,14 @@ class Loader:
                 f"{('module.' + missing[0]) if missing else 'n_averaged'!r}."
             )
         now = self.progress
-        count = int(state_dict["n_averaged"])
+        try:
+            count = int(state_dict["n_averaged"])
+        except (TypeError, ValueError, RuntimeError):
+            count = -1
+        if count < 0:
+            raise ValueError(
+                f"n_averaged must be a non-negative integer, got {state_dict['n_averaged']!r}."
+            )
         progress = replace(now, count=count, skipped=0, first=0, last=now.steps if count else 0)
         saved = {
             p: {self.state.slots[0]: state_dict[f"module.{name}"]} for p, name in names.items()
@@ -165,6 +180,10 @@ class Loader:
             return lambda: self._start_empty(bool(state_dict["state"]))
         # If the parameters do not match, torch's own check has the better error message.
         matches = len(params) == sum(len(group["params"]) for group in state_dict["param_groups"])
+        absent = [p for p in saved.bare if p.requires_grad]
+        if matches and progress.count and saved.slots and absent:
+            index = next(i for i, p in enumerate(params) if p is absent[0])
+            raise ValueError(_missing(f"parameter {index}"))
         prepared = self._prepare(progress, saved.slots) if matches else {}
         return lambda: self.install(progress, prepared, bool(saved.slots), params)
 
@@ -203,19 +222,43 @@ class Loader:
             raise ValueError(
                 f"This is not the state of an iterate average: its progress is damaged ({error})."
             ) from error
-        return self._match_trigger(progress)
+        return self._match_plan(progress)
 
-    def _match_trigger(self, progress: Progress) -> Progress:
-        """Return the saved progress for the current plan, which may have a new trigger or none."""
-        initial = self.state.initial_progress.memory
-        if not progress.memory or not initial:
-            return replace(progress, memory=initial)
-        if len(progress.memory) != len(initial):
+    def _match_plan(self, progress: Progress) -> Progress:
+        """Return the saved progress for the current plan, which may have a new trigger or none.
+
+        Another weighting is an error if there are samples, because their mean and their count mean
+        something else to it. So is another trigger, because its memory does. A plan may drop its
+        trigger, or get one. Progress from before there was a fingerprint is accepted as it is.
+        """
+        plan = self.state.averaging
+        fingerprint = progress.plan or plan.fingerprint
+        if progress.count and not same_weighting(fingerprint, plan.fingerprint):
             raise ValueError(
-                "The saved average has the state of another trigger than "
-                f"{self.state.averaging.start!r}. Use the plan that the average was saved with."
+                f"The saved average has another weighting than {plan.weighting!r}. Use the "
+                "weighting that the average was saved with."
             )
-        return progress
+        initial = self.state.initial_progress.memory
+        if progress.memory and initial:
+            same = same_trigger(fingerprint, plan.fingerprint)
+            if not same or len(progress.memory) != len(initial):
+                raise ValueError(
+                    "The saved average has the state of another trigger than "
+                    f"{plan.start!r}. Use the plan that the average was saved with."
+                )
+            if isinstance(plan.start, Plateau) and not _is_count(progress.memory[1]):
+                raise ValueError(
+                    "This is not the state of an iterate average: its trigger has waited for "
+                    f"{progress.memory[1]} observations."
+                )
+            return replace(progress, plan=plan.fingerprint)
+        if any(number and math.isfinite(number) for number in progress.memory):
+            self.state.warn_once(
+                "The average was saved with a trigger that had observed metrics. The plan has no "
+                "trigger, so they are dropped.",
+                2,
+            )
+        return replace(progress, memory=initial, plan=plan.fingerprint)
 
     @torch.no_grad()
     def _prepare(
@@ -225,16 +268,37 @@ class Loader:
         if not progress.count:
             return {}
         prepared: dict[Tensor, dict[str, Tensor]] = {}
+        weighting = self.state.averaging.weighting
         for p, buffers in saved.items():
+            if not isinstance(buffers, Mapping):
+                raise ValueError(f"The saved average of a parameter is {type(buffers).__name__}.")
             if not buffers:
                 continue
             prepared[p] = {}
+            if len(buffers) > len(self.state.slots):
+                raise ValueError(
+                    f"The saved average has {len(buffers)} buffers, but the weighting {weighting} "
+                    f"needs {len(self.state.slots)}. Use the weighting that the average was saved "
+                    "with."
+                )
             for name in self.state.slots:
                 if name not in buffers:
                     raise ValueError(
                         f"The saved average has no buffer {name!r}, which the weighting "
-                        f"{self.state.averaging.weighting} needs. Use the weighting that the "
-                        "average was saved with."
+                        f"{weighting} needs. Use the weighting that the average was saved with."
+                    )
+                found = buffers[name]
+                if not isinstance(found, Tensor) or not (
+                    found.is_floating_point() or found.is_complex()
+                ):
+                    raise ValueError(
+                        "The saved average must be a floating-point tensor, got "
+                        f"{found.dtype if isinstance(found, Tensor) else type(found).__name__}."
+                    )
+                if found.is_complex() != p.is_complex():
+                    raise ValueError(
+                        f"The saved average has dtype {found.dtype}, but the parameter has "
+                        f"{p.dtype}."
                     )
                 if buffers[name].shape != p.shape:
                     raise ValueError(
@@ -276,3 +340,26 @@ class Loader:
         if allocate and not progress.count:
             self.state.allocate()
         self.publish()
+
+
+def _index(key: object) -> int:
+    """Return the index of a parameter in a state dict, or -1 if it is not one."""
+    try:
+        return int(str(key))  # other formats turn the keys into text
+    except ValueError:
+        return -1
+
+
+def _is_count(number: float) -> bool:
+    return number >= 0 and number == math.floor(number) if math.isfinite(number) else False
+
+
+def _has_plan(packed: Tensor) -> bool:
+    return Progress.unpack(packed).plan != 0
+
+
+def _missing(name: str) -> str:
+    return (
+        f"The saved average of {name} is missing, but other parameters have theirs. The "
+        "state is damaged: restore it from another checkpoint."
+    )

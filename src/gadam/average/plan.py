@@ -6,10 +6,11 @@ Everything here is a small frozen value. :class:`gadam.IterateAverage` carries a
 from __future__ import annotations
 
 import math
+import zlib
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
-from numbers import Integral
+from numbers import Integral, Real
 from types import ModuleType
 from typing import ClassVar, Literal, TypeGuard, TypeVar, cast, overload
 
@@ -27,6 +28,8 @@ __all__ = [
     "Trigger",
     "Weighting",
     "Window",
+    "same_trigger",
+    "same_weighting",
 ]
 
 
@@ -560,6 +563,15 @@ class Averaging:
         """The first step to sample, or None if the plan does not fix it."""
         return max(int(self.start), 1) if _is_int(self.start) else None
 
+    @cached_property
+    def fingerprint(self) -> int:
+        """A number that differs for another weighting or trigger: odd, and below 2⁴⁷.
+
+        :func:`same_weighting` and :func:`same_trigger` compare the fingerprints of two plans.
+        """
+        trigger = _hash(self.start) if isinstance(self.start, Trigger) else 0
+        return trigger << 24 | _hash(self.weighting) << 1 | 1
+
     def dtype_for(self, param: Tensor) -> torch.dtype:
         """Return the type of this parameter's average.
 
@@ -580,6 +592,39 @@ class Averaging:
             param: The parameter.
         """
         return torch.device(self.device) if self.device is not None else param.device
+
+
+_BITS = 23
+
+
+def _hash(value: object) -> int:
+    """Return a nonzero hash of a frozen value, by its class and fields, that never changes."""
+    name = type(value).__name__
+    options = fields(value) if is_dataclass(value) else ()
+    settings = [(f.name, getattr(value, f.name)) for f in options]
+    # A number is the same in every type: Window(np.int64(3)) is Window(3).
+    text = ",".join(f"{k}={float(v).hex() if isinstance(v, Real) else v}" for k, v in settings)
+    return zlib.crc32(f"{name}({text})".encode()) % ((1 << _BITS) - 1) + 1
+
+
+def same_weighting(fingerprint: int, other: int) -> bool:
+    """Return True if two plans have the same weighting.
+
+    Args:
+        fingerprint: The fingerprint of a plan.
+        other: The fingerprint of another plan.
+    """
+    return (fingerprint ^ other) >> 1 & ((1 << _BITS) - 1) == 0
+
+
+def same_trigger(fingerprint: int, other: int) -> bool:
+    """Return True if two plans have the same trigger, or both have none.
+
+    Args:
+        fingerprint: The fingerprint of a plan.
+        other: The fingerprint of another plan.
+    """
+    return (fingerprint ^ other) >> (_BITS + 1) == 0
 
 
 def _is_int(value: object) -> TypeGuard[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,6 +14,8 @@ __all__ = ["Numbers", "Phase", "Progress", "Tracker"]
 Phase = Literal["waiting", "averaging", "finished"]
 _PHASES: tuple[Phase, ...] = ("waiting", "averaging", "finished")
 _CLOCK, _COUNTERS = 3, 4  # the lengths of the two parts of a packed progress
+_PLAN_UNIT = 2.0**-48  # a fingerprint of 47 bits is a fraction below 1/2
+_LARGEST = 2**53  # the counters that float64 holds exactly
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,7 @@ class Progress:
         first: The step of the first sample, or 0 without a sample.
         last: The step of the last sample, or 0 without a sample.
         memory: The state of the plan's trigger.
+        plan: The fingerprint of the plan, an odd number below 2⁴⁷, or 0 if it is not known.
     """
 
     phase: Phase = "waiting"
@@ -38,6 +42,7 @@ class Progress:
     first: int = 0
     last: int = 0
     memory: tuple[float, ...] = ()
+    plan: int = 0
 
     @property
     def clock(self) -> tuple[float, ...]:
@@ -52,10 +57,17 @@ class Progress:
     def pack(self, device: torch.device | str = "cpu") -> Tensor:
         """Return everything as one small vector. Every kind of checkpoint can store that.
 
+        The plan's fingerprint is the fraction of the first number, so the vector has the length
+        that it had before there was a fingerprint: a distributed checkpoint restores a tensor only
+        into one of its own size. In float32 there is no room for it, and it is left out.
+
         Args:
             device: The device of the vector.
         """
-        return _vector((*self.clock, *self.counters, *self.memory), device)
+        vector = _vector((*self.clock, *self.counters, *self.memory), device)
+        if vector.dtype == torch.float64:
+            vector[0] += self.plan * _PLAN_UNIT
+        return vector
 
     @classmethod
     def unpack(cls, packed: Tensor) -> Progress:
@@ -70,8 +82,23 @@ class Progress:
         if not isinstance(packed, Tensor) or packed.dim() != 1:
             raise TypeError(f"a progress is a vector, not {packed!r}")
         numbers = packed.tolist()
-        counters = numbers[_CLOCK : _CLOCK + _COUNTERS]
-        return cls.of(numbers[:_CLOCK], counters, numbers[_CLOCK + _COUNTERS :])
+        counted = numbers[: _CLOCK + _COUNTERS]
+        if len(counted) < _CLOCK + _COUNTERS:
+            raise ValueError(f"it has {len(counted)} numbers")
+        if not all(isinstance(n, (int, float)) and 0 <= n <= _LARGEST for n in counted):
+            raise ValueError(f"its counters are {counted}")
+        phase = math.floor(counted[0])
+        plan = (counted[0] - phase) / _PLAN_UNIT
+        if phase >= len(_PHASES):
+            raise ValueError(f"its phase is {counted[0]}")
+        if packed.dtype != torch.float64:  # a cast has rounded the fingerprint
+            plan = 0
+        if plan and (plan % 2 != 1 or plan * _PLAN_UNIT >= 0.5):
+            raise ValueError(f"its phase is {counted[0]}")
+        if any(n != int(n) for n in counted[1:]):
+            raise ValueError(f"its counters are {counted}")
+        memory = numbers[_CLOCK + _COUNTERS :]
+        return cls.of((phase, *counted[1:_CLOCK]), counted[_CLOCK:], memory, int(plan))
 
     @classmethod
     def of(
@@ -79,6 +106,7 @@ class Progress:
         clock: tuple[float, ...] | list[float],
         counters: tuple[float, ...] | list[float],
         memory: tuple[float, ...] | list[float],
+        plan: int = 0,
     ) -> Progress:
         """Undo :attr:`clock` and :attr:`counters`.
 
@@ -86,11 +114,12 @@ class Progress:
             clock: The phase, the steps and the first step to sample.
             counters: The counters of samples, and the steps of the first and the last one.
             memory: The state of the plan's trigger.
+            plan: The fingerprint of the plan.
         """
         phase, steps, begun = map(int, clock)
         count, skipped, first, last = map(int, counters)
         memory = tuple(map(float, memory))
-        return cls(_PHASES[phase], steps, begun, count, skipped, first, last, memory)
+        return cls(_PHASES[phase], steps, begun, count, skipped, first, last, memory, plan)
 
 
 def _vector(values: tuple[float, ...], device: torch.device | str) -> Tensor:
@@ -168,19 +197,20 @@ class Tracker:
         clock: The phase, the steps and the first step to sample.
         counters: The counters of samples, and the steps of the first and the last one.
         memory: The state of the plan's trigger.
+        plan: The fingerprint of the plan.
     """
 
     def __init__(self, progress: Progress) -> None:
         self.clock, self.counters = Numbers(progress.clock), Numbers(progress.counters)
-        self.memory = progress.memory
+        self.memory, self.plan = progress.memory, progress.plan
 
     @property
     def progress(self) -> Progress:
         """The progress, read back from the device if necessary."""
-        return Progress.of(self.clock.get(), self.counters.get(), self.memory)
+        return Progress.of(self.clock.get(), self.counters.get(), self.memory, self.plan)
 
     @progress.setter
     def progress(self, progress: Progress) -> None:
         self.clock.set(progress.clock)
         self.counters.set(progress.counters)
-        self.memory = progress.memory
+        self.memory, self.plan = progress.memory, progress.plan

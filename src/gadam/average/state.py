@@ -61,7 +61,8 @@ class State:
     def initial_progress(self) -> Progress:
         """The progress before the first step."""
         trigger = self.averaging.start
-        return Progress(memory=trigger.initial_state if isinstance(trigger, Trigger) else ())
+        memory = trigger.initial_state if isinstance(trigger, Trigger) else ()
+        return Progress(memory=memory, plan=self.averaging.fingerprint)
 
     def params(self) -> list[Tensor]:
         """Return all parameters of the optimizers, in order."""

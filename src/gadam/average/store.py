@@ -30,10 +30,12 @@ class Saved(NamedTuple):
     Attributes:
         progress: The packed progress, or None if there was none.
         slots: The buffers of each parameter, by name.
+        bare: The parameters that have an entry, but no buffers in it.
     """
 
     progress: Tensor | None
     slots: dict[Tensor, Slots]
+    bare: list[Tensor]
 
 
 class Store(ABC):
@@ -178,7 +180,7 @@ class Store(ABC):
         params = params_of(optimizer)
         ids = [i for group in state_dict["param_groups"] for i in group["params"]]
         states: dict[Any, Any] = {}
-        saved = Saved(None, {})
+        saved = Saved(None, {}, [])
         param_of = dict(zip(ids, params))
         for i, state in state_dict["state"].items():
             if not isinstance(state, dict):
@@ -191,8 +193,14 @@ class Store(ABC):
             if progress is not None and saved.progress is None:
                 saved = saved._replace(progress=progress)
             slots = {k: v for k, v in state.items() if self.owns(k) and k != self.progress_key}
-            if slots and i in param_of:
+            if slots and i not in param_of:
+                raise ValueError(
+                    f"The saved average has a parameter {i!r}, which the optimizer does not have."
+                )
+            if slots:
                 saved.slots[param_of[i]] = slots
+            elif state and i in param_of:
+                saved.bare.append(param_of[i])
         return {**state_dict, "state": states}, saved
 
     def restored_in_place(self) -> Tensor | None:
@@ -247,7 +255,7 @@ class InOptimizer(Store):
         if found is None or found is self._published:
             return None
         params = params_of(optimizer)
-        return Saved(found, {p: slots for p in params if (slots := self.slots(p))})
+        return Saved(found, {p: slots for p in params if (slots := self.slots(p))}, [])
 
 
 class BesideOptimizer(Store):
@@ -315,7 +323,7 @@ class BesideOptimizer(Store):
             found = _find_progress(optimizer, self.progress_key)
             if found is None:
                 continue
-            result = result if result is not None else Saved(found, {})
+            result = result if result is not None else Saved(found, {}, [])
             for p in params_of(optimizer):
                 state = optimizer.state.get(p)
                 if not isinstance(state, dict):

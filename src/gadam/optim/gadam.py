@@ -78,10 +78,15 @@ class _Averaged(Padam):
 
         Args:
             state_dict: The result of :meth:`state_dict`.
+
+        Raises:
+            ValueError: If the state is damaged, or does not match the optimizer and plan. Nothing
+                changes then.
         """
         restore: list[Callable[[], None]] = []
 
         def take_average(_: Optimizer, final: dict[str, Any]) -> dict[str, Any]:
+            self._check_state_dict(final)
             rest, restore_average = self._average.take_from(final)
             restore.append(restore_average)
             return rest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,69 @@ from gadam.optim.cpu import CachedLaunch, can_count_steps, same_layout
 from gadam.optim.update import FORMS, Form, check_tensor_arguments, padam, to_scalar
 
 __all__ = ["Padam", "PadamW"]
+
+_REQUIRED = ("params", "lr", "betas", "eps", "weight_decay")
+
+
+def _check_rates(
+    lr: float | Tensor,
+    betas: tuple[float | Tensor, float | Tensor],
+    eps: float,
+    weight_decay: float,
+) -> None:
+    if not lr >= 0.0:
+        raise ValueError(f"Invalid learning rate: {lr}")
+    if not eps >= 0.0:
+        raise ValueError(f"Invalid epsilon value: {eps}")
+    for index, beta in enumerate(betas):
+        if not 0.0 <= beta < 1.0:
+            raise ValueError(f"Invalid beta parameter at index {index}: {beta}")
+    if not weight_decay >= 0.0:
+        raise ValueError(f"Invalid weight_decay value: {weight_decay}")
+    if len(betas) != 2:
+        raise ValueError(f"betas must be two numbers, got {len(betas)}.")
+    if isinstance(betas[0], Tensor) != isinstance(betas[1], Tensor):
+        raise ValueError("betas must be either both floats or both Tensors")
+
+
+def _check_form(partial: float, form: object) -> None:
+    if not 0.0 <= partial <= 0.5:
+        raise ValueError(f"Invalid partial value: {partial}. partial must be in [0, 0.5].")
+    if form not in FORMS:
+        raise ValueError(f"Invalid form: {form!r}. form must be 'official' or 'paper'.")
+
+
+def _check_moments(p: Tensor, state: object, amsgrad: bool, key: object) -> None:
+    """Raise ValueError if a parameter's saved step or moments do not fit."""
+    if not isinstance(state, dict):
+        if state is not None:
+            raise ValueError(f"The saved state of parameter {key!r} is {type(state).__name__}.")
+        return
+    moments = ("exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if amsgrad else ()))
+    names = ("step", *moments)
+    if not any(name in state for name in names):
+        return  # never stepped, or the state of an optimizer of another kind
+    for name in names:
+        if name not in state:
+            raise ValueError(f"The saved state of parameter {key!r} has no {name!r}.")
+    step = state["step"]
+    if not (isinstance(step, Tensor) and step.is_meta):
+        try:
+            count = float(step)
+        except (TypeError, ValueError, RuntimeError):
+            count = -1.0
+        if not 0.0 <= count < math.inf or count != math.floor(count):
+            raise ValueError(
+                f"The saved step of parameter {key!r} must be a non-negative integer, got {step}."
+            )
+    for name in moments:
+        moment = state[name]
+        if not isinstance(moment, Tensor) or moment.shape != p.shape:
+            found = tuple(moment.shape) if isinstance(moment, Tensor) else type(moment).__name__
+            raise ValueError(
+                f"The saved {name} of parameter {key!r} must have the shape {tuple(p.shape)}, got "
+                f"{found}."
+            )
 
 
 class Padam(Optimizer):
@@ -122,17 +186,7 @@ class Padam(Optimizer):
         differentiable: bool = False,
     ) -> None:
         check_tensor_arguments(lr, betas, capturable, foreach)
-        if not lr >= 0.0:
-            raise ValueError(f"Invalid learning rate: {lr}")
-        if not eps >= 0.0:
-            raise ValueError(f"Invalid epsilon value: {eps}")
-        for index, beta in enumerate(betas):
-            if not 0.0 <= beta < 1.0:
-                raise ValueError(f"Invalid beta parameter at index {index}: {beta}")
-        if not weight_decay >= 0.0:
-            raise ValueError(f"Invalid weight_decay value: {weight_decay}")
-        if isinstance(betas[0], Tensor) != isinstance(betas[1], Tensor):
-            raise ValueError("betas must be either both floats or both Tensors")
+        _check_rates(lr, betas, eps, weight_decay)
         super().__init__(
             params,
             {
@@ -167,11 +221,54 @@ class Padam(Optimizer):
         """
         partial = param_group.get("partial", self.defaults["partial"])
         form = param_group.get("form", self.defaults["form"])
-        if not 0.0 <= partial <= 0.5:
-            raise ValueError(f"Invalid partial value: {partial}. partial must be in [0, 0.5].")
-        if form not in FORMS:
-            raise ValueError(f"Invalid form: {form!r}. form must be 'official' or 'paper'.")
+        _check_form(partial, form)
         super().add_param_group(param_group)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the optimizer's state.
+
+        The state may be that of torch's Adam or AdamW.
+
+        Args:
+            state_dict: The result of ``state_dict()``.
+
+        Raises:
+            ValueError: If the state is damaged or does not match. Nothing changes then.
+        """
+
+        def check(_: Optimizer, final: dict[str, Any]) -> None:
+            self._check_state_dict(final)
+
+        # Last of the pre-hooks: it sees the state dict as users' hooks leave it.
+        handle = self.register_load_state_dict_pre_hook(check)
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            handle.remove()
+
+    def _check_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Raise ValueError if a state dict would break later steps."""
+        groups, states = state_dict.get("param_groups"), state_dict.get("state")
+        if not isinstance(groups, list) or not isinstance(states, dict):
+            raise ValueError(
+                "This is not the state of an optimizer. Pass the result of state_dict(), with the "
+                "entries 'param_groups' and 'state'."
+            )
+        sizes = [len(group["params"]) for group in self.param_groups]
+        for group in groups:
+            missing = [name for name in _REQUIRED if name not in group]
+            if missing:
+                raise ValueError(f"A saved parameter group has no {missing[0]!r}.")
+        if [len(group["params"]) for group in groups] != sizes:
+            return  # torch's own check has the better error message
+        for own, group in zip(self.param_groups, groups):
+            try:
+                _check_rates(group["lr"], group["betas"], group["eps"], group["weight_decay"])
+                _check_form(group.get("partial", 0.0), group.get("form", "official"))
+            except (TypeError, RuntimeError) as error:
+                raise ValueError(f"A saved parameter group is damaged ({error}).") from error
+            for p, key in zip(own["params"], group["params"]):
+                _check_moments(p, states.get(key), bool(group.get("amsgrad")), key)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
