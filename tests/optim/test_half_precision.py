@@ -208,8 +208,8 @@ HYPER = st.fixed_dictionaries(
     {
         "lr": st.floats(-6, 1).map(lambda x: 10.0**x),
         "betas": st.tuples(
-            st.one_of(st.sampled_from([0.9, 0.5, 0.0, 0.99]), st.floats(0, 0.999)),
-            st.one_of(st.sampled_from([0.999, 0.9, 0.0]), st.floats(0, 0.99999)),
+            st.one_of(st.sampled_from([0.9, 0.5, 0.0, 0.99]), st.floats(1e-6, 0.999)),
+            st.one_of(st.sampled_from([0.999, 0.9, 0.0]), st.floats(1e-6, 0.99999)),
         ),
         "eps": st.floats(-12, 0).map(lambda x: 10.0**x),
         "weight_decay": st.one_of(st.just(0.0), st.floats(-5, 0).map(lambda x: 10.0**x)),
