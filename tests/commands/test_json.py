@@ -32,6 +32,7 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
     "analyze": (["made", "--parts", "rate,parameters", "--workers", "1"], ["analysis"]),
     "theory": (["ema", "--out", "figures"], ["figure"]),
     "bench": (["preresnet110", "--repetitions", "1"], ["bench"]),
+    "verify": (["made"], ["summary"]),
 }
 
 

@@ -182,7 +182,8 @@ def _state_bytes(optimizer: Any, step: Step, params: list[nn.Parameter]) -> floa
         if torch.is_tensor(value) and value.dim() > 0
     ]
     tensors += getattr(step, "extra", [])
-    return sum(t.numel() * t.element_size() for t in tensors) / sum(p.numel() for p in params)
+    sizes = {t.data_ptr(): t.numel() * t.element_size() for t in tensors}  # shared ones count once
+    return sum(sizes.values()) / sum(p.numel() for p in params)
 
 
 def _copy_seconds(elements: int, repetitions: int) -> float:

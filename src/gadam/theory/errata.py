@@ -231,7 +231,8 @@ ERRATA: dict[str, Erratum] = {
         "Theorem 4",
         "With a perfect preconditioner, the variance of the iterate is ασ²/(B(2 − α)) and that of "
         "the average is σ²/(Bn).",
-        "Any actual method preconditions the noise too. Both variances are then multiplied by 1/λ².",
+        "Any actual method preconditions the noise too. Both variances are then multiplied by "
+        "1/λ².",
         _printed_adaptive_variance,
         _adaptive_variance,
     ),
