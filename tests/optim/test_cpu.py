@@ -481,14 +481,15 @@ def trained(**kw: Any) -> tuple[torch.nn.Parameter, gadam.Gadam]:
     return p, optimizer
 
 
-def test_a_checkpoint_of_another_size_raises():
+def test_a_checkpoint_of_another_size_is_refused():
     _, small = trained()
     q = torch.nn.Parameter(torch.randn(1000, 1000))
     other = gadam.Gadam([q])
-    other.load_state_dict(small.state_dict())
+    with pytest.raises(ValueError, match="must have the shape"):
+        other.load_state_dict(small.state_dict())
+    assert not other.state
     q.grad = torch.randn(1000, 1000)
-    with pytest.raises(RuntimeError, match="size"):
-        other.step()
+    other.step()
 
 
 def test_a_parameter_that_shrinks_in_place_is_detected():
@@ -525,7 +526,8 @@ def test_changes_between_steps_do_not_affect_the_result(how):
         elif how == "state":
             optimizer.state.clear()
         elif how == "replaced":
-            optimizer.state[p] = {k: v * 0.5 for k, v in optimizer.state[p].items()}
+            moments = {k: v * 0.5 for k, v in optimizer.state[p].items() if "average" not in k}
+            optimizer.state[p] = {**optimizer.state[p], **moments}
         else:
             optimizer.state[p]["step"] = optimizer.state[p]["step"].bfloat16()
         optimizer.step()
