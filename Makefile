@@ -4,12 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: help compare test test-all lint format tables clean
+.PHONY: help compare test test-all chaos lint format tables clean
 
 help:
 	@echo "make compare   set up .venv and compare six optimizers (five minutes)"
 	@echo "make test      set up .venv and run the tests (minutes)"
 	@echo "make test-all  also run the long tests"
+	@echo "make chaos     kill commands and damage files, and write results/chaos.json (ten minutes)"
 	@echo "make lint      check formatting, style, types and layers"
 	@echo "make format    fix the formatting"
 	@echo "make tables    write the generated tables of README and docs"
@@ -24,6 +25,9 @@ test: $(VENV)/test
 
 test-all: $(VENV)/test $(VENV)/triton
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(ARGS)
+
+chaos: $(VENV)/test
+	cd tests && PYTHONPATH=. ../$(BIN)/python -m chaos --out ../results/chaos.json $(ARGS)
 
 lint: $(VENV)/test $(VENV)/lint
 	$(BIN)/ruff check .

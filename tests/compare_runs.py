@@ -12,8 +12,8 @@ import torch
 from contract import same
 
 
-def without_times(folder: Path) -> tuple[Any, Any]:
-    """Return a finished run's result and record without times and memory, and its last state.
+def numbers(folder: Path) -> tuple[Any, Any]:
+    """Return a finished run's result and record without times, memory and hashes.
 
     Args:
         folder: The run's folder.
@@ -24,9 +24,18 @@ def without_times(folder: Path) -> tuple[Any, Any]:
     lines = [json.loads(line) for line in (folder / "epochs.jsonl").read_text().splitlines()]
     for line in lines:
         del line["seconds"], line["hash"]
+    return result, lines
+
+
+def without_times(folder: Path) -> tuple[Any, Any]:
+    """Return a finished run's result and record without times and memory, and its last state.
+
+    Args:
+        folder: The run's folder.
+    """
     state = torch.load(max(folder.glob("checkpoint-*.pt")), weights_only=True)
     del state["lines"], state["header"]  # they contain times and the folder's label
-    return (result, lines), state
+    return numbers(folder), state
 
 
 def assert_same_run(a: Path, b: Path) -> None:

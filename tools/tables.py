@@ -18,7 +18,7 @@ from gadam.runs.record import POINTS, RunResult
 from gadam.runs.summary import SeedMean
 from tools import RESULTS, ROOT
 
-PAGES = ("README.md", "docs/analysis.md", "docs/language.md", "docs/theory.md")
+PAGES = ("README.md", "docs/analysis.md", "docs/language.md", "docs/records.md", "docs/theory.md")
 
 # The rows of the step-time table.
 CONTENDERS = (
@@ -31,6 +31,8 @@ CONTENDERS = (
     "schedulefree AdamW",
     "pytorch_optimizer PAdam",
 )
+
+_OUTCOMES = ("tried", "lost", "wrong")
 
 # Column titles by name in analysis.json.
 DIVERSITY = {
@@ -144,6 +146,23 @@ def curvature() -> str:
         "`python benchmarks/curvature.py --out results/curvature.json`."
     )
     return _table(header, rows, caption)
+
+
+def chaos() -> str:
+    """Return how often faults were injected, and what came of them."""
+    report = _read("chaos")
+    verified = report["seconds to verify 100 runs"]
+    rows = [[name, *map(str, tally.values())] for name, tally in report["faults"].items()]
+    total = [sum(tally[key] for tally in report["faults"].values()) for key in _OUTCOMES]
+    rows.append(["**all**", *(f"**{number}**" for number in total)])
+    caption = (
+        f"Command: `{report['command']}` (seed {report['seed']}, {report['seconds'] / 60:.0f} "
+        f"minutes on {report['machine']['cores']} cores, torch {report['versions']['torch']}). "
+        f"In the same run, checking 100 finished runs of the size of `results/compare.json` took "
+        f"{verified['records']:.2f} s, and {verified['with weights']:.2f} s with `--weights` for "
+        "checkpoints of 2.5 MB, without the start of Python. Source: `results/chaos.json`."
+    )
+    return _table(["fault", *_OUTCOMES], rows, caption)
 
 
 # ------------------------------------------------------------------------------------ experiments
@@ -354,6 +373,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "fig-frequency": lambda: language("fig-frequency"),
     "fig-tavg": lambda: language("fig-tavg"),
     "curvature": curvature,
+    "chaos": chaos,
     "fig1b": lambda: measured("fig1b", "diversity", DIVERSITY),
     "fig2b": lambda: measured("fig2b", "diversity", DIVERSITY),
     "fig1c": lambda: measured("fig1c", "networks", NETWORKS),

@@ -23,6 +23,7 @@ __all__ = [
     "chained",
     "has_hashes",
     "hash_of",
+    "is_intact",
     "read_epochs",
     "read_header_bytes",
     "read_lines",
@@ -76,6 +77,21 @@ def without_hash(line: str) -> tuple[str, str]:
     """
     found = _HASHED.fullmatch(line)
     return (line, "") if found is None else (found[1] + "}", found[2])
+
+
+def is_intact(line: str) -> bool:
+    """Return True if a line of an analysis matches its hash, or was written by an older version.
+
+    Args:
+        line: A line of `analysis.jsonl`.
+    """
+    body, found = without_hash(line)
+    if found:
+        return found == hash_of("", body)
+    try:
+        return bool(parse_json(body).keys() <= {"name", "key", "value", "seconds"})
+    except (ValueError, AttributeError):
+        return False
 
 
 def chained(records: Iterable[EpochRecord], header: bytes) -> str:

@@ -19,14 +19,13 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from gadam._errors import UserError
 from gadam.runs.fields import Record, mapping_of, parse, text, whole
-from gadam.runs.files import Document, RunError, read_json, sha256, write_json
+from gadam.runs.files import Document, RunError, read_json, read_regular_file, sha256, write_json
 from gadam.runs.lines import (
     Lines,
     has_hashes,
-    hash_of,
+    is_intact,
     read_header_bytes,
     read_lines,
-    without_hash,
 )
 from gadam.runs.record import RunHeader, RunResult
 
@@ -273,10 +272,9 @@ def _walk(folder: Path) -> Iterable[Path]:
 
 
 def _damaged_lines(path: Path) -> int:
-    """Count the lines of an analysis that do not match their hash. Older lines have none."""
+    """Count the damaged lines of an analysis. One without an end may be in progress."""
     try:
-        lines = path.read_text(errors="replace").split("\n")[:-1]
+        lines = read_regular_file(path).decode(errors="replace").split("\n")[:-1]
     except OSError:
         return 1
-    split = map(without_hash, lines)
-    return sum(bool(found) and hash_of("", body) != found for body, found in split)
+    return sum(not is_intact(line) for line in lines)

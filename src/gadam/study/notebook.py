@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from gadam.runs.files import (
@@ -15,12 +16,11 @@ from gadam.runs.files import (
     parse_json,
     read_regular_file,
     to_json,
+    write_atomically,
 )
-from gadam.runs.lines import hash_of, with_hash, without_hash
+from gadam.runs.lines import is_intact, with_hash, without_hash
 
 __all__ = ["Notebook"]
-
-_KEYS = {"name", "key", "value", "seconds"}
 
 
 class Notebook:
@@ -48,18 +48,16 @@ class Notebook:
             content = read_regular_file(path) if path.exists() else b""
         except OSError as error:
             raise RunError(f"{path} cannot be read: {error.strerror or error}.") from None
-        for text in content.decode(errors="replace").split("\n"):
-            body, found = without_hash(text)
-            if found and found != hash_of("", body):
-                continue
-            try:
-                line = parse_json(body)
-                if not line.keys() <= _KEYS:  # its hash may be what is damaged
-                    continue
-                value = null_to_nan(line["value"])
-                self._values[to_json(line["key"])] = self.newest[line["name"]] = value
-            except (ValueError, KeyError, TypeError, AttributeError):
-                continue  # damaged, or torn by a killed process; the value is measured again
+        text = content.decode(errors="replace")
+        intact = [line for line in text.split("\n") if is_intact(line)]
+        for line in intact:
+            with suppress(KeyError, TypeError):
+                entry = parse_json(without_hash(line)[0])
+                value = null_to_nan(entry["value"])
+                self._values[to_json(entry["key"])] = self.newest[entry["name"]] = value
+        # Drop lines that are damaged, or torn by a killed process. Their values are measured again.
+        whole = "".join(f"{line}\n" for line in intact)
+        self._repaired = None if whole == text else whole
 
     def find(self, key: Document) -> Json | None:
         """Return the value, or None if it is not known.
@@ -86,11 +84,12 @@ class Notebook:
         """
         line = {"name": name, "key": key, "value": value, "seconds": round(seconds, 3)}
         text = to_json(line)
-        # Start a new line if the last one is torn, or both would be lost.
-        is_whole = not self.path.exists() or self.path.read_bytes()[-1:] in (b"\n", b"")
+        if self._repaired is not None:
+            write_atomically(self.path, self._repaired.encode())
+            self._repaired = None
         try:
             with self.path.open("a") as file:
-                file.write(("" if is_whole else "\n") + with_hash(text) + "\n")
+                file.write(with_hash(text) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
