@@ -4,7 +4,16 @@ from gadam.runs.collect import Collection, RunRecord, collect
 from gadam.runs.experiment import Experiment, more_is_better
 from gadam.runs.files import RunError
 from gadam.runs.folder import RunFolder
-from gadam.runs.recipe import Average, Data, Language, Optimizer, Recipe, RecipeError, Schedule
+from gadam.runs.recipe import (
+    Average,
+    Data,
+    Language,
+    Optimizer,
+    OwnTask,
+    Recipe,
+    RecipeError,
+    Schedule,
+)
 from gadam.runs.record import EpochRecord, RunHeader, RunResult
 
 __all__ = [
@@ -15,6 +24,7 @@ __all__ = [
     "Experiment",
     "Language",
     "Optimizer",
+    "OwnTask",
     "Recipe",
     "RecipeError",
     "RunError",

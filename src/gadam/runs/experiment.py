@@ -7,13 +7,16 @@ from dataclasses import dataclass, field, fields, replace
 
 from gadam.runs.fields import Record, mapping_of, number, one_of, parse, sequence_of, text, whole
 from gadam.runs.files import Document
-from gadam.runs.recipe import Recipe
+from gadam.runs.recipe import Mode, Recipe
 
 __all__ = ["Experiment", "more_is_better"]
 
 
 def more_is_better(metric: str) -> bool:
-    """Return True if a larger value of this metric is better.
+    """Return True if a larger value of a built-in metric is better.
+
+    Use :meth:`Experiment.mode_of` or :attr:`Recipe.mode` where there is a recipe: users define
+    metrics of their own.
 
     Args:
         metric: Its name. Accuracies are in percent.
@@ -31,7 +34,7 @@ class Experiment(Record):
         recipes: By row label.
         bases: For each row, the row its paired difference is taken against.
         published: The paper's number for a row, if it prints one.
-        metric: The metric of image rows.
+        metric: The metric of rows of image classification. Other rows have their recipe's.
         split: The split to draw learning curves of.
         seeds: Seeds per row.
         note: What to know when reading the table.
@@ -62,7 +65,18 @@ class Experiment(Record):
             row: Its label.
         """
         recipe = self.recipes[row]
-        return self.metric if recipe.language is None else recipe.metric
+        is_images = recipe.language is None and recipe.task is None
+        return self.metric if is_images else recipe.metric
+
+    def mode_of(self, row: str) -> Mode:
+        """Return whether a larger ("max") or smaller ("min") metric of a row is better.
+
+        Args:
+            row: Its label.
+        """
+        if self.recipes[row].task is not None:
+            return self.recipes[row].mode
+        return "max" if more_is_better(self.metric_of(row)) else "min"
 
     @property
     def metrics(self) -> list[str]:

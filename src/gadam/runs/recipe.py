@@ -28,7 +28,9 @@ __all__ = [
     "Average",
     "Data",
     "Language",
+    "Mode",
     "Optimizer",
+    "OwnTask",
     "Recipe",
     "RecipeError",
     "Schedule",
@@ -36,6 +38,9 @@ __all__ = [
     "differences",
     "override",
 ]
+
+
+Mode = Literal["max", "min"]  # whether a larger or a smaller metric is better
 
 
 class RecipeError(UserError, ValueError):
@@ -257,6 +262,28 @@ class Language:
 
 
 @dataclass(frozen=True)
+class OwnTask:
+    """A task that a user's Python file defines; see :class:`gadam.train.Task`.
+
+    :func:`gadam.train.tasks.own.describe` fills in all fields from the file.
+
+    Args:
+        path: The file, such as "my_task.py", or an importable module, such as "package.module".
+        function: The function in it that returns the task. It takes no arguments.
+        metric: The metric that rates a run.
+        mode: Whether a larger ("max") or smaller ("min") metric is better.
+        code: The hash of the file and of the modules beside it that it imports. Empty if it is
+            not known yet.
+    """
+
+    path: str
+    function: str = "task"
+    metric: str = "accuracy"
+    mode: Mode = "max"
+    code: str = ""
+
+
+@dataclass(frozen=True)
 class Recipe:
     """A training run, up to its seed.
 
@@ -268,6 +295,7 @@ class Recipe:
         schedule: The learning rate per epoch.
         average: Which iterates to average; None for no average.
         language: Settings of a language model; None for image classification.
+        task: A user's own task, which has its own model and data; None for the built-in tasks.
         epochs: The budget. A plateau trigger may end training earlier.
         batch_size: Examples per step. For a text, the number of columns read in parallel.
         accumulate: Micro-batches per step, to save memory.
@@ -286,6 +314,7 @@ class Recipe:
     schedule: Schedule = field(default_factory=Schedule)
     average: Average | None = None
     language: Language | None = None
+    task: OwnTask | None = None
     epochs: int = 20
     batch_size: int = 128
     accumulate: int = 1
@@ -330,7 +359,7 @@ class Recipe:
             )
         if self.average is not None and not isinstance(self.average.start, int):
             _require(
-                self.data.validation > 0 or self.language is not None,
+                self.data.validation > 0 or self.language is not None or self.task is not None,
                 f"average.start={self.average.start!r} needs a validation metric. Set "
                 "data.validation.",
             )
@@ -353,7 +382,16 @@ class Recipe:
     @property
     def metric(self) -> str:
         """The metric that rates the run."""
+        if self.task is not None:
+            return self.task.metric
         return "accuracy" if self.language is None else "perplexity"
+
+    @property
+    def mode(self) -> Mode:
+        """Whether a larger ("max") or smaller ("min") :attr:`metric` is better."""
+        if self.task is not None:
+            return self.task.mode
+        return "max" if self.language is None else "min"
 
     @property
     def method(self) -> str:
@@ -512,6 +550,8 @@ def applies_to(setting: str, recipe: Recipe) -> bool:
         recipe: The recipe in question.
     """
     first, *rest = _path(setting.partition("=")[0].strip())
+    if recipe.task is not None and first in ("model", "data", "language"):
+        return False  # the user's file decides
     if first in ("average", "language"):
         return getattr(recipe, first) is not None
     return recipe.language is None or not (first == "data" and rest[0] in IMAGE_SETTINGS)
@@ -537,6 +577,8 @@ def _paths(cls: Any) -> tuple[str, ...]:
     paths = []
     for name, hint in _hints(cls).items():
         inner = _dataclass_in(hint)
+        if inner is OwnTask:  # the user's file decides
+            continue
         paths += [name] if inner is None else [f"{name}.{path}" for path in _paths(inner)]
         if inner is not None and type(None) in get_args(hint):
             paths.append(name)
