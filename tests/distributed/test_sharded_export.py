@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from torch.multiprocessing.spawn import spawn
 
 sys.path.insert(0, str(Path(__file__).parent))
 import export_workers
@@ -16,5 +15,4 @@ import workers
 @pytest.mark.parametrize("processes", [2, 3])
 @pytest.mark.parametrize("name", ["exports", "files", "health", "health_of_replicas"])
 def test_sharded_models(name, processes, tmp_path):
-    worker = getattr(export_workers, name)
-    spawn(workers.launch, args=(processes, str(tmp_path), worker), nprocs=processes)
+    workers.run(getattr(export_workers, name), processes, tmp_path)

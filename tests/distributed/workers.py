@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -13,18 +14,49 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.multiprocessing.spawn import start_processes
 
 import gadam
+import quick_processes
+
+Worker = Callable[[int, Path], None]
+
+SECONDS = 180
 
 
-def launch(rank: int, world: int, folder: str, worker: str | Callable[[int, Path], None]) -> None:
+def run(worker: Worker, processes: int, folder: Path) -> None:
+    """Run a worker in local processes (gloo). A hang is a failure.
+
+    Args:
+        worker: Called with the rank and the folder.
+        processes: How many ranks there are.
+        folder: A folder that they share.
+    """
+    started = start_processes(
+        launch,
+        args=(processes, str(folder), worker),
+        nprocs=processes,
+        join=False,
+        start_method=quick_processes.context().get_start_method(),
+    )
+    end = time.monotonic() + SECONDS
+    try:
+        # join raises the error of a failed process, with its traceback.
+        while not started.join(timeout=1):
+            assert time.monotonic() < end, f"The processes did not end within {SECONDS} seconds."
+    finally:
+        for process in started.processes:
+            if process.is_alive():
+                process.kill()
+
+
+def launch(rank: int, world: int, folder: str, worker: Worker) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group("gloo", f"file://{folder}/rendezvous", rank=rank, world_size=world)
     try:
-        run: Callable[[int, Path], None] = globals()[worker] if isinstance(worker, str) else worker
-        run(rank, Path(folder))
+        worker(rank, Path(folder))
         dist.barrier()
     finally:
         dist.destroy_process_group()
