@@ -303,6 +303,7 @@ class Recipe:
         amp: Compute in "bf16" or "fp16" under torch's autocast.
         compile: Compile the model with torch.compile.
         evaluate_every: Epochs between evaluations. The last epoch is always evaluated.
+        evaluate_on: The splits to evaluate, if the task has them. Tuning leaves out "test".
         refresh_batchnorm: Recompute BatchNorm statistics of each point before evaluating it.
         keep_iterates: Keep the weights of the last N epochs, one file each, for `gadam analyze`.
     """
@@ -322,6 +323,7 @@ class Recipe:
     amp: Literal["bf16", "fp16"] | None = None
     compile: bool = False
     evaluate_every: int = 1
+    evaluate_on: tuple[Literal["validation", "test"], ...] = ("validation", "test")
     refresh_batchnorm: bool = True
     keep_iterates: int = 0
 
@@ -337,6 +339,7 @@ class Recipe:
             self.keep_iterates >= 0,
             f"keep_iterates must be non-negative, got {self.keep_iterates}.",
         )
+        _require(bool(self.evaluate_on), "evaluate_on must name validation, test, or both.")
         if self.average is not None and isinstance(self.average.start, int):
             _require(
                 self.average.start < self.epochs,

@@ -15,7 +15,7 @@ from gadam.runs.experiment import Experiment
 from gadam.runs.recipe import Average, Data, Language, Optimizer, Recipe, RecipeError
 from gadam.train.catalog import BASES, LINEAR, LINEAR_IA, PAPER, bases_in, side_by_side
 
-__all__ = ["COMPARE", "GFLOP", "get", "hours", "mini", "names", "recipes", "slug"]
+__all__ = ["COMPARE", "GFLOP", "get", "hours", "in_proportion", "mini", "names", "recipes", "slug"]
 
 Scale = Literal["mini", "paper"]
 
@@ -73,8 +73,13 @@ def mini(recipe: Recipe, epochs: int = MINI_EPOCHS) -> Recipe:
     return _mini_language(recipe) if recipe.language is not None else _mini_images(recipe, epochs)
 
 
-def _in_proportion(recipe: Recipe, epochs: int) -> Recipe:
-    """Change the number of epochs, and scale everything that is counted in epochs."""
+def in_proportion(recipe: Recipe, epochs: int) -> Recipe:
+    """Return a recipe with another number of epochs, and scale all that is counted in epochs.
+
+    Args:
+        recipe: The recipe.
+        epochs: The new number of epochs.
+    """
     share = epochs / recipe.epochs
     average = recipe.average
     if average is not None and isinstance(average.start, int):
@@ -93,7 +98,7 @@ def _in_proportion(recipe: Recipe, epochs: int) -> Recipe:
 
 def _mini_language(recipe: Recipe) -> Recipe:
     usual, small = _MINI_LANGUAGE_RATES[recipe.optimizer.name]
-    recipe = _in_proportion(recipe, MINI_LANGUAGE_EPOCHS)
+    recipe = in_proportion(recipe, MINI_LANGUAGE_EPOCHS)
     return replace(
         recipe,
         model="awd-lstm-mini",
@@ -107,7 +112,7 @@ def _mini_language(recipe: Recipe) -> Recipe:
 def _mini_images(recipe: Recipe, epochs: int) -> Recipe:
     o = recipe.optimizer
     (usual_lr, usual_decay), (lr, decay) = _MINI_SETTINGS[o.name]
-    recipe = _in_proportion(recipe, epochs)
+    recipe = in_proportion(recipe, epochs)
     average = recipe.average
     return replace(
         recipe,
@@ -232,7 +237,7 @@ def _lm_mini() -> Experiment:
     """Train the small language models on a synthetic language with a known best perplexity."""
     experiment = PAPER["tab-ptb"]()
     rows = {
-        row: replace(_in_proportion(mini(r), 20), data=replace(r.data, name="toy-language"))
+        row: replace(in_proportion(mini(r), 20), data=replace(r.data, name="toy-language"))
         for row, r in experiment.recipes.items()
     }
     title = "Language models of a synthetic language with a known best perplexity"

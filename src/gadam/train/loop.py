@@ -245,7 +245,8 @@ def _measure(
         if recipe.refresh_batchnorm:
             gadam.refresh_batchnorm(task.model, task.refresh(epoch))
         clock.lap("refresh")
-        measured = {split: task.evaluate(task.model, split) for split in task.splits}
+        splits = [split for split in task.splits if split in recipe.evaluate_on]
+        measured = {split: task.evaluate(task.model, split) for split in splits}
         clock.lap("evaluate")
     return measured
 
