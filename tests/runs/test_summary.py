@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gadam.runs import summary
 from gadam.runs.experiment import Experiment
 from gadam.runs.files import to_json
-from gadam.runs.recipe import Average, Data, Language, Recipe
+from gadam.runs.recipe import Average, Data, Language, OwnTask, Recipe
 from gadam.runs.record import RunResult
 from gadam.runs.summary import SeedMean, summarize
 
@@ -158,7 +158,7 @@ def test_gains_show_their_interval():
     results |= {("Gadam", seed): result(0.0, 81.0 + 2 * seed) for seed in range(3)}
     _, row = summarize(BOTH, results)
     half = 4.303 / 3**0.5
-    assert summary.cells(row)[3] == f"+2.00 (95 %: {2 - half:+.2f} to {2 + half:+.2f}) over AdamW"
+    assert summary.cells(row)[3] == f"+2.00 ({2 - half:+.2f} to {2 + half:+.2f}) over AdamW"
 
 
 # ----------------------------------------------------------------------------------------- texts
@@ -177,6 +177,53 @@ def test_rows_of_different_tasks_are_not_compared():
         ["LSTM"],
     ]
     assert summary.best(mixed, table) == {"AdamW", "LSTM"}
+
+
+def test_the_best_row_is_chosen_on_validation_data_and_is_sound():
+    def measured(test: float, validation: float | None) -> RunResult:
+        held_out = {} if validation is None else {"validation": {"accuracy": validation}}
+        return replace(result(test), iterate={"test": {"accuracy": test}, **held_out})
+
+    def leaders(adamw: RunResult, gadam: RunResult) -> set[str]:
+        results = {("AdamW", 0): adamw, ("Gadam", 0): gadam}
+        return summary.best(BOTH, summarize(BOTH, results))
+
+    assert leaders(measured(80.0, 79.0), measured(79.0, 80.0)) == {"Gadam"}
+    assert leaders(measured(80.0, None), measured(79.0, 80.0)) == {"AdamW"}
+    diverged = replace(measured(90.0, 90.0), status="diverged")
+    assert leaders(measured(80.0, 79.0), diverged) == {"AdamW"}
+
+
+def test_tasks_have_titles_that_tell_them_apart_and_rows_short_names():
+    noisy = Recipe("a", "vgg-mini", Data("fashion-mini", label_noise=0.3))
+    true = replace(noisy, data=Data("fashion-mini"))
+    average = Average(3)
+    rows = {
+        "SGD": noisy,
+        "SWA": replace(noisy, average=average),
+        "true labels: SGD": true,
+        "true labels: SWA": replace(true, average=average),
+        "small SGD": replace(true, data=Data("fashion-mini", examples=100)),
+        "wide SGD": replace(true, model="vgg-mini-wide"),
+        "my SGD": Recipe("b", "", task=OwnTask("here/my_task.py")),
+    }
+    groups = summary.task_groups(Experiment("e", "title", rows))
+    assert [(group.title, list(group.names.values())) for group in groups] == [
+        ("vgg-mini on fashion-mini, 30 % label noise", ["SGD", "SWA"]),
+        ("vgg-mini on fashion-mini, true labels", ["SGD", "SWA"]),
+        ("small: vgg-mini on fashion-mini, true labels, examples=100", ["SGD"]),
+        ("vgg-mini-wide on fashion-mini, true labels", ["SGD"]),
+        ("my_task.py", ["SGD"]),
+    ]
+    assert [label for group in groups for label in group.names] == list(rows)
+
+
+def test_small_values_keep_three_digits():
+    results = {("AdamW", s): result(0.0121 + 4e-4 * s) for s in (0, 1)}
+    results |= {("Gadam", s): result(0.0, 0.0131 + 4e-4 * s) for s in (0, 1)}
+    cells = summary.cells(summarize(BOTH, results)[1])
+    assert cells[2] == "0.0133 ± 0.0002"
+    assert cells[3] == "+0.0010 (+0.0010 to +0.0010) over AdamW"
 
 
 def test_markdown_escapes_bars_and_has_equal_columns():

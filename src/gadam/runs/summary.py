@@ -5,23 +5,29 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import PurePath
 from statistics import fmean, stdev
 
-from gadam.runs.experiment import Experiment, more_is_better
+from gadam.runs.experiment import Experiment
 from gadam.runs.files import Document
-from gadam.runs.recipe import Data
+from gadam.runs.recipe import Recipe
 from gadam.runs.record import RunResult
 
 __all__ = [
     "HEADER",
     "Row",
     "SeedMean",
+    "TaskGroup",
     "best",
     "by_task",
     "cells",
+    "decimals",
+    "gain_text",
+    "is_percentage",
     "mean_text",
     "row_title",
     "summarize",
+    "task_groups",
     "to_dict",
     "to_markdown",
     "with_units",
@@ -72,8 +78,30 @@ class SeedMean:
             return None
         return self.error * _student(self.count - 1)
 
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """The ends of the 95 % confidence interval."""
+        half = self.interval
+        return None if half is None else (self.mean - half, self.mean + half)
+
     def __str__(self) -> str:
-        return f"{self.mean:.2f}" if self.error is None else f"{self.mean:.2f} ± {self.error:.2f}"
+        digits = decimals(self.mean)
+        error = "" if self.error is None else f" ± {self.error:.{digits}f}"
+        return f"{self.mean:.{digits}f}{error}"
+
+
+def decimals(value: float) -> int:
+    """Return how many decimals show a value: two, or more for three digits of a small one.
+
+    >>> [f"{value:.{decimals(value)}f}" for value in (83.217, 1.5, 0.8321, 0.0123456)]
+    ['83.22', '1.50', '0.832', '0.0123']
+
+    Args:
+        value: The value.
+    """
+    if not 0 < abs(value) < 1:
+        return 2
+    return min(2 - math.floor(math.log10(abs(value))), 8)
 
 
 @dataclass(frozen=True)
@@ -134,7 +162,7 @@ def summarize(
     for label, by_seed in by_row.items():
         runs = list(by_seed.values())
         metric = experiment.metric_of(label)
-        sign = 1 if more_is_better(metric) else -1
+        sign = 1 if experiment.mode_of(label) == "max" else -1
         base = experiment.bases.get(label)
         partners = by_row.get(base, {}) if base else {}
         pairs = [
@@ -190,29 +218,44 @@ def mean_text(mean: SeedMean | None, row: Row) -> str:
     return str(mean) + (f" ({mean.count} of {row.runs})" if mean.count < row.runs else "")
 
 
+def gain_text(row: Row) -> str:
+    """Return a row's gain with its interval and base, or nothing if it has none.
+
+    Args:
+        row: The row.
+    """
+    if row.difference is None:
+        return ""
+    used = row.average or row.iterate
+    digits = decimals(used.mean if used else row.difference.mean)
+    bounds = row.difference.bounds
+    interval = "" if bounds is None else f" ({bounds[0]:+.{digits}f} to {bounds[1]:+.{digits}f})"
+    return f"{row.difference.mean:+.{digits}f}{interval} over {row.base}"
+
+
 def cells(row: Row) -> tuple[str, ...]:
     """Return a row as text, in the order of :data:`HEADER`.
 
     Args:
         row: The row.
     """
-    gain = ""
-    if row.difference is not None:
-        half = row.difference.interval
-        bounds = (
-            ""
-            if half is None
-            else f" (95 %: {row.difference.mean - half:+.2f} to {row.difference.mean + half:+.2f})"
-        )
-        gain = f"{row.difference.mean:+.2f}{bounds} over {row.base}"
     return (
         row_title(row),
         mean_text(row.iterate, row),
         mean_text(row.average, row),
-        gain,
+        gain_text(row),
         mean_text(row.validation, row),
         "–" if row.seconds is None else f"{row.seconds:.0f}",
     )
+
+
+def is_percentage(metric: str) -> bool:
+    """Return True for a metric that gadam measures in percent.
+
+    Args:
+        metric: Its name.
+    """
+    return metric in ("accuracy", "top5")
 
 
 def with_units(metrics: Iterable[str]) -> str:
@@ -221,25 +264,106 @@ def with_units(metrics: Iterable[str]) -> str:
     Args:
         metrics: Their names.
     """
-    return " or ".join(f"{m}, %" if more_is_better(m) else m for m in metrics)
+    return " or ".join(f"{m}, %" if is_percentage(m) else m for m in metrics)
+
+
+# ----------------------------------------------------------------------------------------- tasks
+
+
+@dataclass(frozen=True)
+class TaskGroup:
+    """The rows of one task: one network on one data set. Only these can be compared.
+
+    Args:
+        title: The task in words, such as "vgg-mini on fashion-mini, true labels".
+        names: By row label, the method's name without the words that all rows of the task share.
+    """
+
+    title: str
+    names: Mapping[str, str]
+
+
+def task_groups(experiment: Experiment) -> list[TaskGroup]:
+    """Group the rows of an experiment by task, in the order of the rows.
+
+    Args:
+        experiment: Whose rows.
+    """
+    groups: dict[object, list[str]] = {}
+    for label, recipe in experiment.recipes.items():
+        groups.setdefault(_task_of(recipe), []).append(label)
+    recipes = [experiment.recipes[labels[0]] for labels in groups.values()]
+    titles = _task_titles(recipes)
+    found = []
+    for labels, title in zip(groups.values(), titles):
+        prefix = _shared_prefix(experiment, labels)
+        words = prefix.strip().rstrip(":")
+        known = title.lower()
+        heading = f"{words}: {title}" if words and words.lower() not in known else title
+        found.append(TaskGroup(heading, {label: label[len(prefix) :] for label in labels}))
+    return found
+
+
+def _task_of(recipe: Recipe) -> tuple[object, ...]:
+    if recipe.task is not None:
+        return recipe.task.path, recipe.task.function
+    return recipe.model, recipe.data
+
+
+def _task_titles(recipes: list[Recipe]) -> list[str]:
+    """Return a title per task, with what it takes to tell them apart."""
+    noisy = any(recipe.data.label_noise for recipe in recipes)
+
+    def describe(recipe: Recipe) -> str:
+        if recipe.task is not None:
+            return PurePath(recipe.task.path).name
+        text = f"{recipe.model} on {recipe.data.name}"
+        if noisy and recipe.language is None:
+            noise = recipe.data.label_noise
+            text += f", {100 * noise:g} % label noise" if noise else ", true labels"
+        return text
+
+    titles = [describe(recipe) for recipe in recipes]
+    settings = [asdict(recipe.data) for recipe in recipes]
+
+    def differing(i: int) -> list[str]:
+        twins = [settings[j] for j, other in enumerate(titles) if other == titles[i]]
+        return [
+            f"{name}={value}"
+            for name, value in settings[i].items()
+            if value is not None and any(twin[name] != value for twin in twins)
+        ]
+
+    return [", ".join([title, *differing(i)]) for i, title in enumerate(titles)]
+
+
+def _shared_prefix(experiment: Experiment, labels: list[str]) -> str:
+    """Return the words before the method's name, if they are the same in all labels of a task."""
+    prefixes = set()
+    for label in labels:
+        before, found, _ = label.partition(experiment.recipes[label].method)
+        prefixes.add(before if found else "")
+    return prefixes.pop() if len(prefixes) == 1 else ""
 
 
 def by_task(experiment: Experiment, table: list[Row]) -> list[list[Row]]:
-    """Group rows by network and data set. Rows of different tasks cannot be compared.
+    """Group rows by task; see :func:`task_groups`. Tasks without rows are left out.
 
     Args:
         experiment: Whose table.
         table: Its rows.
     """
-    tasks: dict[tuple[str, Data], list[Row]] = {}
-    for row in table:
-        recipe = experiment.recipes[row.label]
-        tasks.setdefault((recipe.model, recipe.data), []).append(row)
-    return list(tasks.values())
+    groups = [
+        [row for row in table if row.label in group.names] for group in task_groups(experiment)
+    ]
+    return [rows for rows in groups if rows]
 
 
 def best(experiment: Experiment, table: list[Row]) -> set[str]:
-    """Return the labels of the best test results, one per task.
+    """Return the label of the best row of each task, at the point where it is used.
+
+    The choice uses the validation split if all rows have it, like :mod:`gadam.runs.verdict`. Rows
+    with failed or diverged runs are left out.
 
     Args:
         experiment: Whose table.
@@ -247,15 +371,19 @@ def best(experiment: Experiment, table: list[Row]) -> set[str]:
     """
     leaders = set()
     for rows in by_task(experiment, table):
-        means = {r.label: p.mean for r in rows if (p := r.average or r.iterate) is not None}
+        sound = [row for row in rows if not row.failed and not row.diverged]
+        held_out = {row.label: row.validation for row in sound}
+        test = {row.label: row.average or row.iterate for row in sound}
+        judged = held_out if all(held_out.values()) else test
+        means = {label: mean.mean for label, mean in judged.items() if mean is not None}
         if means:
-            pick = max if more_is_better(rows[0].metric) else min
+            pick = max if experiment.mode_of(rows[0].label) == "max" else min
             leaders.add(pick(means, key=means.__getitem__))
     return leaders
 
 
 def to_markdown(experiment: Experiment, table: list[Row]) -> str:
-    """Return the table as Markdown, with the best test results in bold.
+    """Return the table as Markdown, with the test result of the best row of each task in bold.
 
     Args:
         experiment: Whose table.
