@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from pathlib import Path
 
-__all__ = ["did_you_mean", "find"]
+__all__ = ["did_you_mean", "find", "is_path"]
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:
@@ -40,6 +41,24 @@ def find(name: str, known: Mapping[str, str]) -> tuple[str | None, str | None]:
     typed = _letters_and_digits(name)
     close = None if typed in canonical else did_you_mean(typed, canonical)
     return canonical.get(typed), canonical[close] if close is not None else None
+
+
+def is_path(name: str) -> bool:
+    """Return True if what a user typed is a path rather than a name.
+
+    Args:
+        name: As the user typed it. A folder of that name makes a plain word a path.
+
+    Example:
+        >>> is_path("photos/flowers"), is_path("digits.npz"), is_path("cifar10")
+        (True, True, False)
+    """
+    return (
+        name.startswith((".", "~"))
+        or Path(name).name != name
+        or name.endswith((".npz", ".txt"))
+        or (name != "" and Path(name).is_dir())
+    )
 
 
 def _letters_and_digits(text: str) -> str:

@@ -20,7 +20,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from gadam import schedule
 from gadam._errors import UserError
-from gadam._names import did_you_mean
+from gadam._names import did_you_mean, is_path
 from gadam.runs.files import Document
 
 __all__ = [
@@ -44,33 +44,66 @@ Mode = Literal["max", "min"]  # whether a larger or a smaller metric is better
 
 
 class RecipeError(UserError, ValueError):
-    """A recipe is invalid. The message says what is wrong, and what to do."""
+    """A recipe is invalid. The message says what is wrong, and what to do.
+
+    Args:
+        *problems: One sentence per problem. Several become a list in one message.
+
+    Attributes:
+        problems: The sentences.
+
+    Example:
+        >>> print(RecipeError("epochs must be at least 1, got 0.", "lr must be a number."))
+        Fix 2 settings:
+        - epochs must be at least 1, got 0.
+        - lr must be a number.
+    """
+
+    def __init__(self, *problems: str) -> None:
+        self.problems = problems
+        listed = "".join(f"\n- {problem}" for problem in problems)
+        super().__init__(
+            problems[0] if len(problems) == 1 else f"Fix {len(problems)} settings:{listed}"
+        )
 
 
-def _require(condition: bool, message: str) -> None:
+def _unless(condition: bool, message: str) -> Iterator[str]:
     if not condition:
-        raise RecipeError(message)
+        yield message
+
+
+class _Settings:
+    """Base class of settings that check themselves and report all problems at once."""
+
+    def __post_init__(self) -> None:
+        if problems := list(self._problems()):
+            raise RecipeError(*problems)
+
+    def _problems(self) -> Iterator[str]:
+        """Iterate over what is wrong, one sentence each."""
+        return iter(())
 
 
 @dataclass(frozen=True)
-class Data:
+class Data(_Settings):
     """The training data.
 
     Args:
-        name: The data set. For a language model, a text.
-        validation: Number of training examples to hold out for validation. A text has a
-            validation file instead.
+        name: The data set, or the path of your own: a folder of images with a subfolder per class,
+            an ``.npz`` file, or, for a language model, a folder of texts.
+        validation: Training examples to hold out for validation: a number, or a fraction below 1.
+            A data set with validation images of its own uses these. A text has a validation file.
         label_noise: Fraction of the training labels that are redrawn at random.
         examples: Use only this many training examples, or words of a text.
         words: Vocabulary size of a text: keep the most frequent words, map the rest to ``<unk>``.
-        size: Downsample images to this height and width.
+        size: Resize images to this height and width.
         augment: Apply random crops (padded by ``pad``) and flips to images.
         pad: Padding for ``augment``, in pixels.
         workers: Processes that decode images stored as files.
     """
 
     name: str = "fashion-mini"
-    validation: int = 0
+    validation: int | float = 0
     label_noise: float = 0.0
     examples: int | None = None
     words: int | None = None
@@ -79,29 +112,33 @@ class Data:
     pad: int = 4
     workers: int = 4
 
-    def __post_init__(self) -> None:
-        _require(
+    def _problems(self) -> Iterator[str]:
+        yield from _unless(
             0 <= self.label_noise <= 1,
             f"data.label_noise must be between 0 and 1, got {self.label_noise}.",
         )
-        _require(
+        yield from _unless(
             self.validation >= 0, f"data.validation must be non-negative, got {self.validation}."
         )
-        _require(
+        yield from _unless(
+            self.validation < 1 or self.validation == int(self.validation),
+            f"data.validation must be a whole number or a fraction below 1, got {self.validation}.",
+        )
+        yield from _unless(
             self.examples is None or self.examples > self.validation,
             f"data.examples must be greater than data.validation, got {self.examples} and "
             f"{self.validation}.",
         )
-        _require(
+        yield from _unless(
             self.words is None or self.words >= 2,
             f"data.words must be at least 2, got {self.words}.",
         )
-        _require(
+        yield from _unless(
             self.size is None or self.size >= 1, f"data.size must be at least 1, got {self.size}."
         )
         for name in ("pad", "workers"):
             value = getattr(self, name)
-            _require(value >= 0, f"data.{name} must be non-negative, got {value}.")
+            yield from _unless(value >= 0, f"data.{name} must be non-negative, got {value}.")
 
 
 # Settings of Data that apply only to images, with the values they must have for a text.
@@ -116,7 +153,7 @@ IMAGE_SETTINGS = {
 
 
 @dataclass(frozen=True)
-class Optimizer:
+class Optimizer(_Settings):
     """The optimizer. With an average, AdamW is Gadam, PadamW is GadamX, and SGD is SWA.
 
     Args:
@@ -150,19 +187,19 @@ class Optimizer:
     lookahead_k: int = 5
     lookahead_alpha: float = 0.5
 
-    def __post_init__(self) -> None:
-        _require(self.lr >= 0, f"lr must be non-negative, got {self.lr}.")
-        _require(
+    def _problems(self) -> Iterator[str]:
+        yield from _unless(self.lr >= 0, f"lr must be non-negative, got {self.lr}.")
+        yield from _unless(
             self.weight_decay >= 0, f"weight_decay must be non-negative, got {self.weight_decay}."
         )
-        _require(
+        yield from _unless(
             not self.lookahead or self.name not in ("ranger", "schedule-free"),
             f"{self.name} does not support lookahead. Set optimizer.lookahead=false.",
         )
 
 
 @dataclass(frozen=True)
-class Schedule:
+class Schedule(_Settings):
     """The learning rate per epoch; it is constant within an epoch.
 
     Args:
@@ -180,7 +217,7 @@ class Schedule:
 
 
 @dataclass(frozen=True)
-class Average:
+class Average(_Settings):
     """Which iterates enter the average.
 
     Args:
@@ -201,19 +238,19 @@ class Average:
     size: int = 5
     patience: int = 10
 
-    def __post_init__(self) -> None:
-        _require(
+    def _problems(self) -> Iterator[str]:
+        yield from _unless(
             not isinstance(self.start, int) or self.start >= 0,
             f"average.start must be non-negative, got {self.start}.",
         )
-        _require(
+        yield from _unless(
             not isinstance(self.every, int) or self.every >= 1,
             f"average.every must be at least 1, got {self.every}.",
         )
 
 
 @dataclass(frozen=True)
-class Language:
+class Language(_Settings):
     """How a language model trains on a text, after Merity, Keskar and Socher (2017).
 
     Args:
@@ -241,18 +278,20 @@ class Language:
     ar_alpha: float = 2.0
     tar_beta: float = 1.0
 
-    def __post_init__(self) -> None:
+    def _problems(self) -> Iterator[str]:
         least = 10 if self.vary_bptt else 1
-        _require(
+        yield from _unless(
             self.bptt >= least,
             f"language.bptt must be at least {least}, got {self.bptt}."
             + (" Or set language.vary_bptt=false." if self.vary_bptt else ""),
         )
         for name, p in self.dropouts.items():
-            _require(0 <= p < 1, f"language.{name} must be at least 0 and less than 1, got {p}.")
+            yield from _unless(
+                0 <= p < 1, f"language.{name} must be at least 0 and less than 1, got {p}."
+            )
         for name in ("ar_alpha", "tar_beta"):
             value = getattr(self, name)
-            _require(value >= 0, f"language.{name} must be non-negative, got {value}.")
+            yield from _unless(value >= 0, f"language.{name} must be non-negative, got {value}.")
 
     @property
     def dropouts(self) -> dict[str, float]:
@@ -284,7 +323,7 @@ class OwnTask:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Recipe(_Settings):
     """A training run, up to its seed.
 
     Args:
@@ -327,56 +366,61 @@ class Recipe:
     refresh_batchnorm: bool = True
     keep_iterates: int = 0
 
-    def __post_init__(self) -> None:
+    def _problems(self) -> Iterator[str]:
+        for section in (self.data, self.optimizer, self.schedule, self.average, self.language):
+            if section is not None:
+                yield from section._problems()
         for name in ("epochs", "batch_size", "accumulate", "evaluate_every"):
             value = getattr(self, name)
-            _require(value >= 1, f"{name} must be at least 1, got {value}.")
-        _require(
+            yield from _unless(value >= 1, f"{name} must be at least 1, got {value}.")
+        yield from _unless(
             self.clip_grad_norm is None or self.clip_grad_norm > 0,
             f"clip_grad_norm must be positive, got {self.clip_grad_norm}.",
         )
-        _require(
+        yield from _unless(
             self.keep_iterates >= 0,
             f"keep_iterates must be non-negative, got {self.keep_iterates}.",
         )
-        _require(bool(self.evaluate_on), "evaluate_on must name validation, test, or both.")
+        yield from _unless(
+            bool(self.evaluate_on), "evaluate_on must name validation, test, or both."
+        )
         if self.average is not None and isinstance(self.average.start, int):
-            _require(
+            yield from _unless(
                 self.average.start < self.epochs,
                 f"average.start={self.average.start} leaves nothing to average in {self.epochs} "
                 "epochs. Set average.start too.",
             )
-        _require(
+        yield from _unless(
             self.optimizer.name != "asgd" or self.average is not None,
             "asgd is SGD with an average. Set average.start.",
         )
-        _require(
+        yield from _unless(
             self.optimizer.name != "schedule-free" or self.average is None,
             "schedule-free has its own average. Remove `average`.",
         )
         if self.schedule.name in ("linear-ia", "frozen-linear"):
-            _require(
+            yield from _unless(
                 self.average is not None and isinstance(self.average.start, int),
                 f"The schedule {self.schedule.name!r} needs an average with a fixed start. Set "
                 "average.start to a number of epochs.",
             )
         if self.average is not None and not isinstance(self.average.start, int):
-            _require(
+            yield from _unless(
                 self.data.validation > 0 or self.language is not None or self.task is not None,
                 f"average.start={self.average.start!r} needs a validation metric. Set "
                 "data.validation.",
             )
-            _require(
+            yield from _unless(
                 self.evaluate_every == 1,
                 f"average.start={self.average.start!r} needs evaluate_every=1.",
             )
         if self.language is not None:
             for name, required in IMAGE_SETTINGS.items():
-                _require(
+                yield from _unless(
                     getattr(self.data, name) == required,
                     f"data.{name} applies to images. Leave it at {required} for a text.",
                 )
-            _require(
+            yield from _unless(
                 not (self.compile and self.language.vary_bptt),
                 "compile=true needs language.vary_bptt=false: otherwise every length is compiled "
                 "separately.",
@@ -467,16 +511,24 @@ class Recipe:
 # ---------------------------------------------------------------------------------- plain data
 
 
-def _build(cls: type, values: Document) -> Any:
+def _build(cls: Any, values: Document, *, check: bool = True) -> Any:
     hints = _hints(cls)
     unknown = set(values) - set(hints)
-    _require(
-        not unknown,
-        f"The recipe was written by another version of gadam: it has {sorted(unknown)}.",
-    )
+    if unknown:
+        raise RecipeError(
+            f"The recipe was written by another version of gadam: it has {sorted(unknown)}."
+        )
     missing = [name for name in _required(cls) if name not in values]
-    _require(not missing, f"The recipe has no {' and no '.join(missing)}.")
-    return cls(**{name: _restore(hints[name], value) for name, value in values.items()})
+    if missing:
+        raise RecipeError(f"The recipe has no {' and no '.join(missing)}.")
+    restored = {name: _restore(hints[name], value) for name, value in values.items()}
+    if check:
+        return cls(**restored)
+    # The recipe checks its sections, to report the problems of all of them at once.
+    made = object.__new__(cls)
+    for f in fields(cls):
+        object.__setattr__(made, f.name, restored.get(f.name, f.default))
+    return made
 
 
 def _required(cls: Any) -> list[str]:
@@ -485,7 +537,7 @@ def _required(cls: Any) -> list[str]:
 
 def _restore(hint: Any, value: Any) -> Any:
     if isinstance(value, dict):
-        return _build(_dataclass_in(hint), value)
+        return _build(_dataclass_in(hint), value, check=False)
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -518,31 +570,67 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 def override(recipe: Recipe, settings: Iterable[str]) -> Recipe:
     """Return the recipe with some settings replaced.
 
+    A path as ``data.name`` is data of your own. The recipe's choices for its own data set do not
+    apply to it: ``data.label_noise``, ``examples``, ``size`` and ``words`` have their defaults, and
+    ``data.validation`` is 0.1 if the recipe needs validation data, unless they are set as well.
+
     Args:
         recipe: The recipe to derive from.
         settings: Each is ``key=value``. A key is a path such as ``optimizer.lr``, or its last name
             if that is unique (``lr``).
 
     Raises:
-        RecipeError: A key is unknown or a value is invalid.
+        RecipeError: Keys are unknown or values are invalid. It lists all problems.
     """
     values = asdict(recipe)  # validated once all are set: the order must not matter
+    problems: list[str] = []
+    given: set[str] = set()
+    unclear: set[str] = set()  # settings whose value is not known
     for setting in settings:
-        key, equals, text = setting.partition("=")
-        _require(bool(equals), f"--set takes KEY=VALUE, got {setting!r}.")
-        *outer, name = _path(key.strip())
-        target, cls = values, Recipe
-        for section in outer:
-            cls = _dataclass_in(_hints(cls)[section])
-            _require(
-                section != "language" or target[section] is not None,
-                f"{recipe.name} trains on images. It has no language settings.",
-            )
-            if target[section] is None:  # add an average to a recipe without one
-                target[section] = asdict(cls())
-            target = target[section]
-        target[name] = _parse(text.strip(), _hints(cls)[name], name)
-    return Recipe.from_dict(values)
+        try:
+            *outer, name = _path(setting)
+            text = setting.partition("=")[2].strip()
+            path = ".".join([*outer, name])
+            given.add(path)
+            unclear.add(path)
+            target, cls = values, Recipe
+            for section in outer:
+                cls = _dataclass_in(_hints(cls)[section])
+                if section == "language" and target[section] is None:
+                    raise RecipeError(
+                        f"{recipe.name} trains on images. It has no language settings."
+                    )
+                if target[section] is None:  # add an average to a recipe without one
+                    target[section] = asdict(cls())
+                target = target[section]
+            target[name] = _parse(text, _hints(cls)[name], path)
+            unclear.discard(path)
+        except RecipeError as error:
+            problems += error.problems
+            unclear |= {p for p in _paths(Recipe) if f"'{p}'" in str(error)}
+    if is_path(values["data"]["name"]) and not is_path(recipe.data.name):
+        for name, default in _of_own_data(recipe).items():
+            if f"data.{name}" not in given:
+                values["data"][name] = default
+    try:
+        changed = Recipe.from_dict(values)
+    except RecipeError as error:
+        # A setting that could not be understood has its old value. Do not complain about that.
+        problems += [p for p in error.problems if not any(path in p for path in unclear)]
+    if problems:
+        raise RecipeError(*dict.fromkeys(problems))
+    return changed
+
+
+def _of_own_data(recipe: Recipe) -> dict[str, Any]:
+    validation = 0.1 if recipe.data.validation else 0
+    return {
+        "validation": validation,
+        "label_noise": 0.0,
+        "examples": None,
+        "words": None,
+        "size": None,
+    }
 
 
 def applies_to(setting: str, recipe: Recipe) -> bool:
@@ -552,7 +640,7 @@ def applies_to(setting: str, recipe: Recipe) -> bool:
         setting: As for :func:`override`.
         recipe: The recipe in question.
     """
-    first, *rest = _path(setting.partition("=")[0].strip())
+    first, *rest = _path(setting)
     if recipe.task is not None and first in ("model", "data", "language"):
         return False  # the user's file decides
     if first in ("average", "language"):
@@ -560,19 +648,56 @@ def applies_to(setting: str, recipe: Recipe) -> bool:
     return recipe.language is None or not (first == "data" and rest[0] in IMAGE_SETTINGS)
 
 
-def _path(key: str) -> list[str]:
+# Where users look for a setting, if not under its name.
+_SYNONYMS = {
+    "learning_rate": "lr",
+    "wd": "weight_decay",
+    "opt": "optimizer.name",
+    "scheduler": "schedule.name",
+    "dataset": "data.name",
+    "network": "model",
+    "batch": "batch_size",
+    "noise": "data.label_noise",
+    "model.name": "model",
+}
+_COMMAND_OPTIONS = ("seed", "seeds", "out", "device", "threads", "scale")
+# The setting that users mean by the name of its group.
+_MAIN_SETTINGS = {"optimizer": "name", "schedule": "name", "data": "name", "average": "start"}
+_AVERAGED = {"swa": "sgd", "gadam": "adamw", "gadamx": "padamw"}  # methods, and their optimizers
+
+
+def _path(setting: str) -> list[str]:
+    """Return the path of the setting in ``key=value``."""
+    key, equals, text = (part.strip() for part in setting.partition("="))
+    if not equals:
+        raise RecipeError(f"--set takes KEY=VALUE, got {setting!r}.")
     paths = _paths(Recipe)
     # "name" alone is ambiguous: the optimizer, the data set and the schedule have one too.
     matching = [p for p in paths if p == key != "name"] or [
         p for p in paths if p.split(".")[-1] == key
     ]
+    if key in _MAIN_SETTINGS and text.lower() != "none":
+        raise RecipeError(_explain_group(key, text))
     if len(matching) == 1:
         return matching[0].split(".")
     if matching:
         raise RecipeError(f"{key!r} is ambiguous. Use one of {', '.join(matching)}.")
-    near = did_you_mean(key, [*paths, *(p.split(".")[-1] for p in paths)])
+    if key in _COMMAND_OPTIONS:
+        raise RecipeError(f"{key!r} is an option of the command. Use --{key} {text}.")
+    near = _SYNONYMS.get(key) or did_you_mean(key, [*paths, *(p.split(".")[-1] for p in paths)])
     hint = f"Did you mean {near!r}?" if near else f"Use one of {', '.join(paths)}."
     raise RecipeError(f"A recipe has no setting {key!r}. {hint}")
+
+
+def _explain_group(group: str, text: str) -> str:
+    inner = _dataclass_in(_hints(Recipe)[group])
+    main = _MAIN_SETTINGS[group]
+    try:
+        _parse(text, _hints(inner)[main], f"{group}.{main}")
+        hint = f"Did you mean {group}.{main}={text}?"
+    except RecipeError as error:
+        hint = str(error)
+    return f"{group!r} is a group of settings. {hint}"
 
 
 @cache
@@ -607,7 +732,13 @@ def _parse(text: str, hint: Any, name: str) -> Any:
     words = [str(w) for o in options if get_origin(o) is Literal for w in get_args(o)]
     near = did_you_mean(text, words)
     suggestion = f" Did you mean {near!r}?" if near else ""
-    expected = " or ".join(_describe(option) for option in options)
+    if name == "optimizer.name" and text.lower() in _AVERAGED:
+        base = _AVERAGED[text.lower()]
+        suggestion = (
+            f" {text} is {base} with an average: set optimizer.name={base} and average.start."
+        )
+    kinds = [option for option in options if option is not int or float not in options]
+    expected = " or ".join(map(_describe, kinds))
     raise RecipeError(f"{name} must be {expected}, got {text!r}.{suggestion}")
 
 
