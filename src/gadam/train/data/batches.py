@@ -14,6 +14,7 @@ from torch.utils.data import Dataset as TorchDataset
 
 from gadam.train.data.dataset import DecodeRequest, ImageFiles, ImageSplit
 from gadam.train.data.errors import DataError, import_extra
+from gadam.train.data.formats import open_image
 
 __all__ = ["batches"]
 
@@ -168,8 +169,7 @@ class _Decoder(TorchDataset[Tensor | str]):
         # Seeded per image: neither the worker nor what it decoded before changes the crop.
         rng = None if seed is None else random.Random(f"{seed} {place}")
         try:
-            with pillow.open(self.files[place]) as opened:
-                image = opened.convert("RGB")
+            image = open_image(self.files[place]).convert("RGB")
         except Exception as error:  # decoders raise almost anything on a damaged file
             raise DataError(
                 f"Cannot decode {self.files[place]} ({error}). Replace or remove it."

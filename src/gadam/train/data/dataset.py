@@ -79,6 +79,9 @@ class Dataset:
         num_classes: The number of classes. Labels are below it.
         mean: The mean of each channel, for pixels in [0, 1].
         std: The standard deviation of each channel, for pixels in [0, 1].
+        validation: The validation images, if the data set has its own.
+        notices: Sentences that tell the user how the files were understood.
+        fingerprint: A hash that changes with the files. Empty for the published data sets.
     """
 
     name: str
@@ -87,6 +90,9 @@ class Dataset:
     num_classes: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    validation: ImageSplit | None = None
+    notices: tuple[str, ...] = ()
+    fingerprint: str = ""
 
     @property
     def input_shape(self) -> tuple[int, ...]:

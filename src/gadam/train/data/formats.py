@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from io import BufferedIOBase
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from zipfile import is_zipfile
 
 import torch
@@ -23,10 +23,18 @@ from torch import Tensor
 from gadam.train.data.dataset import ImageFiles
 from gadam.train.data.errors import DataError, import_extra
 
+if TYPE_CHECKING:
+    import numpy as np
+    from PIL.Image import Image
+
 __all__ = [
+    "IMAGE_SUFFIXES",
     "Arrays",
     "UnreadableFile",
+    "is_gray",
     "naming",
+    "open_image",
+    "read_arrays",
     "read_cifar_binary",
     "read_idx_pair",
     "read_image_folder",
@@ -35,6 +43,10 @@ __all__ = [
 ]
 
 Arrays = tuple[Tensor, Tensor]  # images (N, C, H, W) and labels (N,)
+
+IMAGE_SUFFIXES = frozenset(
+    (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+)
 
 _MAX_COMPRESSION = 1032  # of the deflate algorithm: no file expands by more
 
@@ -137,16 +149,29 @@ def read_idx_pair(file: Path) -> Arrays:
     return _read_idx(file, 3).unsqueeze(1), numbers
 
 
+def read_arrays(
+    file: Path, wanted: Callable[[str], bool] = lambda name: True
+) -> dict[str, np.ndarray]:
+    """Read arrays from a NumPy archive, without unpickling anything.
+
+    Args:
+        file: The archive.
+        wanted: Returns True for the names of arrays to read.
+    """
+    if not is_zipfile(file):  # otherwise NumPy would try to read it as a pickle
+        raise ValueError("it is not an npz file")
+    with import_extra("numpy").load(file, allow_pickle=False) as archive:
+        return {name: archive[name] for name in archive.files if wanted(name)}
+
+
 def read_npz(file: Path) -> Arrays:
     """Read downsampled ImageNet from a NumPy archive. Its labels start at 1.
 
     Args:
         file: The archive.
     """
-    if not is_zipfile(file):  # otherwise NumPy would try to read it as a pickle
-        raise ValueError("it is not an npz file")
-    with import_extra("numpy").load(file, allow_pickle=False) as archive:
-        pixels, labels = (torch.from_numpy(archive[key]) for key in ("data", "labels"))
+    arrays = read_arrays(file, ("data", "labels").__contains__)
+    pixels, labels = (torch.from_numpy(arrays[key]) for key in ("data", "labels"))
     if labels.dtype.is_floating_point or labels.ndim != 1:
         raise ValueError("the labels are not a row of integers")
     return _rgb(pixels), labels.long() - 1
@@ -216,6 +241,43 @@ def read_pickle(file: Path, key: str, first_label: int = 0) -> Arrays:
     return _rgb(pixels.tensor()), torch.tensor(labels) - first_label
 
 
+# ---------------------------------------------------------------------------------------- images
+
+
+def is_gray(image: Image) -> bool:
+    """Return True if an image has no color.
+
+    Args:
+        image: An image that need not be decoded yet.
+    """
+    return image.mode in ("1", "L", "LA") or image.mode.startswith("I")
+
+
+def open_image(file: Path) -> Image:
+    """Decode an image to 8 bits per channel: mode "L" if it has no color, otherwise "RGB".
+
+    Transparent pixels are put on white. 16-bit gray levels are scaled to 8 bits.
+
+    Args:
+        file: The image.
+    """
+    pillow = import_extra("PIL.Image")
+    with pillow.open(file) as opened:
+        image: Image = opened
+        if image.mode.startswith("I"):  # Pillow would clip the values at 255
+            levels = import_extra("numpy").asarray(image).clip(0, 65535) // 257
+            scaled: Image = pillow.fromarray(levels.astype("uint8"))
+            return scaled
+        if image.mode == "F":
+            raise ValueError("its pixels are floating-point numbers")
+        mode = "L" if is_gray(image) else "RGB"
+        if "A" in image.getbands() or "transparency" in image.info:
+            white: Image = pillow.new("RGBA", image.size, "white")
+            white.alpha_composite(image.convert("RGBA"))
+            image = white
+        return image.convert(mode)
+
+
 # --------------------------------------------------------------------------------- image folders
 
 
@@ -233,7 +295,7 @@ def read_image_folder(folder: Path, classes: list[str]) -> ImageFiles:
         (subfolder / file, label)
         for label, subfolder in enumerate(folder / name for name in classes)
         for file in sorted(os.listdir(subfolder))
-        if file.lower().endswith((".jpg", ".jpeg", ".png"))
+        if Path(file).suffix.lower() in IMAGE_SUFFIXES
     ]
     if not found:
         raise UnreadableFile(f"{folder} contains no images")

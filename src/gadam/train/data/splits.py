@@ -11,7 +11,7 @@ from torch.nn.functional import adaptive_avg_pool2d
 
 from gadam.train.data.dataset import ImageFiles, Images, SplitT
 
-__all__ = ["held_out", "resized", "subset", "with_label_noise"]
+__all__ = ["held_out", "held_out_fraction", "resized", "subset", "with_label_noise"]
 
 
 def held_out(split: SplitT, count: int, seed: int = 0) -> tuple[SplitT, SplitT]:
@@ -32,6 +32,35 @@ def held_out(split: SplitT, count: int, seed: int = 0) -> tuple[SplitT, SplitT]:
         (4500, [50])
     """
     picked = _balanced(split.labels, count, _generator("held out", seed))
+    return _select(split, ~picked), _select(split, picked)
+
+
+def held_out_fraction(split: SplitT, fraction: float, seed: int = 0) -> tuple[SplitT, SplitT]:
+    """Hold out the same fraction of every class, at least one image if it has several.
+
+    Args:
+        split: The images to divide.
+        fraction: The fraction to hold out.
+        seed: Determines the choice.
+
+    Returns:
+        The remaining images, and those held out.
+
+    Example:
+        >>> from gadam.train.data import load
+        >>> rest, held = held_out_fraction(load("fashion-mini").train, 0.2)
+        >>> len(rest), held.labels.bincount().unique().tolist()
+        (4000, [100])
+    """
+    if not 0 <= fraction < 1:
+        raise ValueError(f"fraction must be in [0, 1), got {fraction}.")
+    order = torch.randperm(len(split), generator=_generator("held out", seed))
+    picked = torch.zeros(len(split), dtype=torch.bool)
+    for label in range(int(split.labels.max()) + 1):
+        members = order[split.labels[order] == label]
+        least = 1 if fraction and len(members) > 1 else 0
+        count = max(min(round(fraction * len(members)), len(members) - 1), least)
+        picked[members[:count]] = True
     return _select(split, ~picked), _select(split, picked)
 
 
