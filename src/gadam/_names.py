@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 
-__all__ = ["did_you_mean", "find", "is_path"]
+__all__ = ["did_you_mean", "find", "is_path", "is_written_as_path"]
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:
@@ -43,22 +43,29 @@ def find(name: str, known: Mapping[str, str]) -> tuple[str | None, str | None]:
     return canonical.get(typed), canonical[close] if close is not None else None
 
 
-def is_path(name: str) -> bool:
-    """Return True if what a user typed is a path rather than a name.
+def is_written_as_path(name: str) -> bool:
+    """Return True if a name that a user typed can only be a path.
 
     Args:
-        name: As the user typed it. A folder of that name makes a plain word a path.
+        name: As the user typed it.
 
     Example:
-        >>> is_path("photos/flowers"), is_path("digits.npz"), is_path("cifar10")
-        (True, True, False)
+        >>> [is_written_as_path(name) for name in ("photos/flowers", "digits.npz", "cifar10")]
+        [True, True, False]
     """
-    return (
-        name.startswith((".", "~"))
-        or Path(name).name != name
-        or name.endswith((".npz", ".txt"))
-        or (name != "" and Path(name).is_dir())
-    )
+    return name.startswith((".", "~")) or Path(name).name != name or name.endswith(_DATA_SUFFIXES)
+
+
+def is_path(name: str) -> bool:
+    """Return True if a name that a user typed is a path: it is written as one, or is a folder.
+
+    Args:
+        name: As the user typed it.
+    """
+    return is_written_as_path(name) or (name != "" and Path(name).is_dir())
+
+
+_DATA_SUFFIXES = (".npz", ".txt")
 
 
 def _letters_and_digits(text: str) -> str:

@@ -332,9 +332,8 @@ def _from_archive(path: Path, size: int | None) -> Dataset:
                 f"{arrays[split, 'x'].name} has {len(images[split]):,} images, but "
                 f"{arrays[split, 'y'].name} has {len(labels[split]):,} labels."
             )
-        found[split] = Images(images[split], labels[split])
-        if size is not None:
-            found[split] = resized(Images(images[split], labels[split]), size)
+        whole = Images(images[split], labels[split])
+        found[split] = whole if size is None else resized(whole, size)
     return _dataset(path, found, classes, digest.hexdigest(), notices)
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import torch
 
-from gadam._names import find
+from gadam._names import find, is_written_as_path
+from gadam.train.data import own
 from gadam.train.data.dataset import Dataset, Images, ImageSplit
 from gadam.train.data.errors import DataError
 from gadam.train.data.formats import (
@@ -24,8 +25,9 @@ from gadam.train.data.formats import (
     read_npz,
     read_pickle,
 )
+from gadam.train.data.splits import resized
 
-__all__ = ["canonical", "data_root", "folder_of", "how_to_get", "load", "names"]
+__all__ = ["canonical", "data_root", "folder_of", "how_to_get", "load", "locate", "names"]
 
 IF_ELSEWHERE = "If it is elsewhere, pass --data-dir or set GADAM_DATA."
 
@@ -35,13 +37,16 @@ def names() -> list[str]:
     return list(_SOURCES)
 
 
-def load(name: str, data_dir: str | Path | None = None) -> Dataset:
+def load(name: str, data_dir: str | Path | None = None, size: int | None = None) -> Dataset:
     """Load a data set.
 
     Args:
-        name: One of :func:`names`. Case and punctuation do not matter.
+        name: One of :func:`names`, where case and punctuation do not matter. Or images of your own:
+            the path of a folder or an ``.npz`` file as in :func:`gadam.train.data.own.load`, or its
+            name below ``data_dir``.
         data_dir: The folder of all data sets. The default is the environment variable
             ``GADAM_DATA``, then ``~/.cache/gadam/data``. fashion-mini is part of the package.
+        size: Resize the images to this height and width.
 
     Returns:
         The data set.
@@ -54,12 +59,17 @@ def load(name: str, data_dir: str | Path | None = None) -> Dataset:
         >>> len(data.train), len(data.test), data.num_classes, data.input_shape
         (5000, 2000, 10, (1, 28, 28))
     """
+    path = locate(name, data_root(data_dir))
+    if path is not None and (is_written_as_path(name) or _find(name)[0] is None):
+        return own.load(path, size)
     name = canonical(name)
     source, root = _SOURCES[name], folder_of(name, data_dir)
     try:
         train, test, classes = source.read(root)
     except UnreadableFile as error:
         raise DataError(f"{error}. {how_to_get(name, root)}") from error.__cause__
+    if size is not None:
+        train, test = resized(train, size), resized(test, size)
     return Dataset(name, train, test, classes, source.mean, source.std)
 
 
@@ -72,11 +82,31 @@ def canonical(name: str) -> str:
     Raises:
         DataError: The name is unknown.
     """
-    found, near = find(name, {known: known for known in _SOURCES})
-    if found is not None:
+    found, near = _find(name)
+    if found is not None and not is_written_as_path(name):
         return found
+    if is_written_as_path(name):
+        raise DataError(
+            f"There is no {Path(name).expanduser()}. Pass a folder with a subfolder of images per "
+            "class, or an .npz file."
+        )
     hint = f"Did you mean {near}?" if near else f"Use one of {', '.join(names())}."
     raise DataError(f"Unknown data set {name!r}. {hint}")
+
+
+def _find(name: str) -> tuple[str | None, str | None]:
+    return find(name, {known: known for known in _SOURCES})
+
+
+def locate(name: str, root: Path) -> Path | None:
+    """Return the file or folder that a name stands for, or None if there is none.
+
+    Args:
+        name: A path, or a name below ``root``.
+        root: The folder of all data sets.
+    """
+    places = (Path(name).expanduser(), root / name)
+    return next((place for place in places if name and place.exists()), None)
 
 
 def data_root(data_dir: str | Path | None = None) -> Path:

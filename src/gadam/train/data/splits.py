@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
-from gadam.train.data.dataset import ImageFiles, Images, SplitT
+from gadam.train.data.dataset import ImageFiles, SplitT
 
 __all__ = ["held_out", "held_out_fraction", "resized", "subset", "with_label_noise"]
 
@@ -93,15 +93,17 @@ def with_label_noise(split: SplitT, fraction: float, num_classes: int, seed: int
     return replace(split, labels=labels)
 
 
-def resized(split: Images, size: int) -> Images:
-    """Downsample images to ``size`` x ``size``. Each new pixel is the mean of the old ones.
+def resized(split: SplitT, size: int) -> SplitT:
+    """Resize images to ``size`` x ``size``. Each new pixel is the mean of the old ones.
 
     Args:
-        split: The images.
+        split: The images. Those in files are resized when they are decoded.
         size: The new height and width.
     """
     if size < 1:
         raise ValueError(f"size must be at least 1, got {size}.")
+    if isinstance(split, ImageFiles):
+        return replace(split, size=size)
     # In pieces: the whole split as floats would take four times its memory.
     pieces = (adaptive_avg_pool2d(piece.float(), size) for piece in torch.split(split.images, 1024))
     return replace(split, images=torch.cat([piece.round_().to(torch.uint8) for piece in pieces]))

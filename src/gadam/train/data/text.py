@@ -1,12 +1,13 @@
 """Texts for language models: files of words, as in Penn Treebank and WikiText-2.
 
-A corpus is a folder of three texts: training, validation and test. Words are separated by spaces,
-and each line ends with its own token, ``<eos>``. The vocabulary is that of the training text. Other
-words become ``<unk>``.
+A corpus is a folder of three texts: training, validation and test. A single text is divided into
+these. Words are separated by spaces, and each line ends with its own token, ``<eos>``. The
+vocabulary is that of the training text. Other words become ``<unk>``.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -17,10 +18,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gadam._names import find
+from gadam._names import find, is_written_as_path
 from gadam.train.data import grammar
 from gadam.train.data.errors import DataError
-from gadam.train.data.sources import IF_ELSEWHERE, data_root
+from gadam.train.data.sources import IF_ELSEWHERE, data_root, locate
 
 __all__ = [
     "SPLITS",
@@ -52,6 +53,8 @@ class Corpus:
         test: The test text, int64.
         best: The perplexity of the true probabilities on each split, if they are known. No model
             can be expected to do better.
+        notices: Sentences that tell the user how the files were understood.
+        fingerprint: A hash of your own text. Empty for the other corpora.
     """
 
     name: str
@@ -60,6 +63,8 @@ class Corpus:
     validation: Tensor
     test: Tensor
     best: Mapping[str, float] = field(default_factory=dict)
+    notices: tuple[str, ...] = ()
+    fingerprint: str = ""
 
     def split(self, name: str) -> Tensor:
         """Return one of the texts.
@@ -102,6 +107,7 @@ class _Source:
 
 
 _TXT = ("train.txt", "valid.txt", "test.txt")
+_OWN = tuple(("train.txt", f"{name}.txt", "test.txt") for name in ("valid", "validation", "val"))
 _PTB = ("ptb.train.txt", "ptb.valid.txt", "ptb.test.txt")
 _TOKENS = ("wiki.train.tokens", "wiki.valid.tokens", "wiki.test.tokens")
 _PENN = _Source(("penn", "ptb"), (_TXT, _PTB), named=_PTB, counts=(10_000, 929_589, 73_760, 82_430))
@@ -126,7 +132,7 @@ def canonical(name: str) -> str | None:
     Args:
         name: A name as the user typed it. A path is never one of :func:`names`.
     """
-    if name.startswith((".", "~")) or Path(name).name != name:
+    if is_written_as_path(name):
         return None
     return find(name, {known: known for known in names()})[0]
 
@@ -149,8 +155,9 @@ def load(
     """Load a corpus.
 
     Args:
-        name: One of :func:`names` (case and punctuation do not matter), or a folder with train.txt,
-            valid.txt and test.txt: a path, or a name below ``data_dir``.
+        name: One of :func:`names` (case and punctuation do not matter), or text of your own: a
+            folder with train.txt, valid.txt (or validation.txt, val.txt) and test.txt, or a single
+            .txt file, of which 90 % are for training. A path, or a name below ``data_dir``.
         data_dir: The folder of all data sets. The default is the environment variable
             ``GADAM_DATA``, then ``~/.cache/gadam/data``. toy-language needs no files.
         examples: Use only this many training words, and their vocabulary. toy-language keeps its
@@ -178,9 +185,8 @@ def load(
         return replace(corpus, train=corpus.train[:examples])
     root = data_root(data_dir)
     if known is None:
-        known, source = Path(name).name, _user_folder(name, root)
-    else:
-        source = _SOURCES[known]
+        return _own_text(name, root, examples, words)
+    source = _SOURCES[known]
     files = _find(known, source, root)
     texts = [_read(file) for file in files]
     found = (len(set(texts[0])), *map(len, texts))
@@ -208,16 +214,49 @@ def how_to_get(name: str, root: Path) -> str:
     return f"Run `gadam data ptb`, or put {', '.join(_TXT)} into {folder}. {IF_ELSEWHERE}"
 
 
-def _user_folder(name: str, root: Path) -> _Source:
-    for folder in (root / name, Path(name).expanduser()):
-        if folder.is_dir():
-            return _Source((str(folder.absolute()),), (_TXT, _TOKENS))
-    near = find(name, {known: known for known in names()})[1]
-    hint = f"Did you mean {near}?" if near else f"Use one of {', '.join(names())}."
-    raise DataError(
-        f"Unknown text {name!r}. {hint} To use your own text, pass a folder with "
-        f"{', '.join(_TXT)}: its path, or its name below {root}."
+def _own_text(name: str, root: Path, examples: int | None, words: int | None) -> Corpus:
+    path = locate(name, root)
+    if path is None:
+        near = find(name, {known: known for known in names()})[1]
+        hint = f"Did you mean {near}?" if near else f"Use one of {', '.join(names())}."
+        raise DataError(
+            f"Unknown text {name!r}. {hint} To use your own text, pass a folder with "
+            f"{', '.join(_TXT)}, or a .txt file: its path, or its name below {root}."
+        )
+    single = path if path.is_file() else None
+    if single is None and len(listed := sorted(path.glob("*.txt"))) == 1:
+        single = listed[0]
+    if single is not None:
+        files, texts = [single], _divided(single)
+        notices: tuple[str, ...] = (
+            f"{single} is one text: 90 % of it are for training, 5 % for validation and the last "
+            "5 % for the test.",
+        )
+    else:
+        source = _Source((str(path.absolute()),), (*_OWN, _TOKENS))
+        files, notices = _find(path.name, source, root), ()
+        texts = [_read(file) for file in files]
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.read_bytes())
+    texts[0] = texts[0][:examples]
+    return replace(
+        _indexed(path.name, texts, words), notices=notices, fingerprint=digest.hexdigest()
     )
+
+
+def _divided(file: Path) -> list[list[str]]:
+    """Divide one text: its beginning is for training, its end for the test."""
+    if file.suffix.lower() != ".txt":
+        raise DataError(f"{file} is not a .txt file. Pass one, or a folder with {', '.join(_TXT)}.")
+    words = _read(file)
+    first, second = round(0.9 * len(words)), round(0.95 * len(words))
+    texts = [words[:first], words[first:second], words[second:]]
+    if min(map(len, texts)) < 2:
+        raise DataError(
+            f"{file} has {len(words)} words, too few to hold out any. Use a longer text."
+        )
+    return texts
 
 
 def _find(name: str, source: _Source, root: Path) -> list[Path]:
