@@ -328,7 +328,7 @@ class Recipe(_Settings):
 
     Args:
         name: The recipe's name.
-        model: The network.
+        model: The network, or "package.module:factory" for one of your own.
         data: The training data.
         optimizer: The optimizer.
         schedule: The learning rate per epoch.
@@ -425,6 +425,13 @@ class Recipe(_Settings):
                 "compile=true needs language.vary_bptt=false: otherwise every length is compiled "
                 "separately.",
             )
+
+    @property
+    def code_path(self) -> str | None:
+        """The file or module of the user's own task or network, or None if it is gadam's."""
+        if self.task is not None:
+            return self.task.path
+        return self.model.rpartition(":")[0] or None
 
     @property
     def metric(self) -> str:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from gadam._names import find
+from gadam.train import own_network
 
 __all__ = ["build", "names"]
 
@@ -26,7 +27,8 @@ def build(name: str, num_classes: int, input_shape: Shape | None = None) -> nn.M
     """Build a freshly initialized network.
 
     Args:
-        name: One of :func:`names`. Only letters and digits count, and case does not.
+        name: One of :func:`names`, where only letters and digits count, and case does not. Or a
+            network of your own, "package.module:factory"; see :mod:`gadam.train.own_network`.
         num_classes: Number of scores per image.
         input_shape: Channels, height, and width of the images. Defaults to the shape that the
             network is usually trained on.
@@ -44,15 +46,18 @@ def build(name: str, num_classes: int, input_shape: Shape | None = None) -> nn.M
         >>> model(torch.zeros(2, 1, 14, 14)).shape
         torch.Size([2, 10])
     """
-    name = _canonical(name)
-    network = _NETWORKS[name]
-    shape = network.default_shape if input_shape is None else input_shape
+    own = own_network.is_own(name)
+    name = name if own else _canonical(name)
+    shape = input_shape or (_CIFAR if own else _NETWORKS[name].default_shape)
     if len(shape) != 3 or min(shape) < 1:
         raise ValueError(
             f"input_shape must be (channels, height, width), all positive, got {shape}."
         )
     if num_classes < 1:
         raise ValueError(f"num_classes must be positive, got {num_classes}.")
+    if own:
+        return own_network.build(name, num_classes, shape)
+    network = _NETWORKS[name]
     _, height, width = shape
     if min(height, width) < network.smallest or max(height, width) > network.largest:
         bound = "" if network.largest == network.smallest else "at least "
@@ -70,7 +75,10 @@ def _canonical(name: str) -> str:
     if found is not None:
         return found
     hint = f" Did you mean {near!r}?" if near else ""
-    raise ValueError(f"Unknown network {name!r}.{hint} Choose from {', '.join(_NETWORKS)}.")
+    raise ValueError(
+        f"Unknown network {name!r}.{hint} Choose from {', '.join(_NETWORKS)}, or name your own: "
+        "package.module:factory."
+    )
 
 
 def _initialize(module: nn.Module) -> None:
