@@ -1,0 +1,93 @@
+"""What the integrations share: which average a trainer uses, and errors."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from gadam._errors import UserError
+from gadam.average import Averaging, IterateAverage, average_of
+
+__all__ = ["FrameworkError", "attach", "missing", "preserved_rng"]
+
+
+class FrameworkError(UserError):
+    """The framework and the average do not work together as they are set up."""
+
+
+def missing(package: str, extra: str) -> ImportError:
+    """Return the error for a framework that is not installed.
+
+    Args:
+        package: The package that cannot be imported.
+        extra: The extra of gadam that installs it.
+    """
+    return ImportError(
+        f"gadam.integrations.{extra} needs {package}, which is not installed. Run "
+        f"`pip install 'gadam[{extra}]'`."
+    )
+
+
+def attach(
+    optimizer: Optimizer | list[Optimizer], averaging: Averaging | None, steps: int
+) -> IterateAverage:
+    """Return the average that a trainer uses: the optimizer's own, or a new one.
+
+    Args:
+        optimizer: The optimizer of the trainer, which may be wrapped, or all of them.
+        averaging: The plan. None means the plan of the optimizer's own average, or
+            :meth:`gadam.Averaging.for_budget` if it has none or never got a plan.
+        steps: The number of optimizer steps of the whole training.
+
+    Example:
+        >>> import torch, gadam
+        >>> params = list(torch.nn.Linear(4, 1).parameters())
+        >>> optimizer = gadam.Gadam(params, average=gadam.Averaging(start=5))
+        >>> attach(optimizer, None, steps=100) is optimizer.average
+        True
+        >>> attach(torch.optim.SGD(params, lr=0.1), None, steps=100).averaging.start
+        50
+    """
+    own = average_of(optimizer)
+    if own is not None:
+        planned = own.averaging != Averaging() or own.phase != "waiting" or own.count > 0
+        if averaging == own.averaging or (averaging is None and planned):
+            return own
+    return IterateAverage(optimizer, averaging or Averaging.for_budget(max(steps, 1)))
+
+
+@contextmanager
+def preserved_rng() -> Iterator[None]:
+    """Restore the random states of torch, numpy, and Python when the block ends.
+
+    An extra pass over the training data draws random numbers. Without this, training would
+    continue with other ones.
+
+    Example:
+        >>> import torch
+        >>> state = torch.get_rng_state()
+        >>> with preserved_rng():
+        ...     noise = torch.randn(3)
+        >>> torch.equal(torch.get_rng_state(), state)
+        True
+    """
+    numpy: Any = sys.modules.get("numpy")
+    device: Any = torch.get_device_module()  # of the current accelerator, or torch.cpu
+    python, host = random.getstate(), torch.get_rng_state()
+    on_device = device.get_rng_state() if hasattr(device, "get_rng_state") else None
+    in_numpy = numpy.random.get_state() if numpy is not None else None
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        torch.set_rng_state(host)
+        if on_device is not None:
+            device.set_rng_state(on_device)
+        if in_numpy is not None:
+            numpy.random.set_state(in_numpy)
