@@ -78,7 +78,8 @@ def steps(name: str) -> dict[str, Callable[[], None]]:
         language=settings,
         batch_size=batch_size,
     )
-    task = LanguageTask(recipe, 0, torch.device("cpu"), None)
+    task = LanguageTask(recipe)
+    task.setup(0, torch.device("cpu"))
     ours = lstm.build(name, words, **settings.dropouts)
     plain = Plain(ours, settings.dropout)
     text = torch.randint(words, (settings.bptt + 1, batch_size))

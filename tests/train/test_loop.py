@@ -136,7 +136,8 @@ def test_matches_a_plain_loop(tmp_path):
     """Compare with a loop written out: SGD with the linear schedule, averaged by hand."""
     recipe = replace(BASE, schedule=Schedule("linear-ia"), average=Average(1), epochs=5)
     result = loop.train(recipe, tmp_path, seed=1)
-    task = ImageTask(recipe, 1, torch.device("cpu"), None)
+    task = ImageTask(recipe)
+    task.setup(1, torch.device("cpu"))
     model = task.model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     samples = []

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import torch
 import tyro
 
-from gadam.runs.recipe import RecipeError
+from gadam.runs.recipe import RecipeError, suggest_setting
 
 __all__ = ["Flag", "Folder", "MaybeInt", "SweepOptions", "check_positive", "option", "parse"]
 
@@ -45,9 +45,35 @@ def parse(kind: type[Options], name: str, arguments: list[str]) -> Options:
         kind: A dataclass; its docstring is the command's description.
         name: The command.
         arguments: The command line after the command's name.
+
+    Raises:
+        RecipeError: A setting of a recipe is not written as ``--set KEY=VALUE``.
     """
+    _explain_near_misses(kind, name, arguments)
     flags = (tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes)
     return tyro.cli(kind, prog=f"gadam {name}", args=arguments, config=flags)
+
+
+def _explain_near_misses(kind: Any, name: str, arguments: list[str]) -> None:
+    """Raise an error with a hint for settings that are not written as ``--set KEY=VALUE``."""
+    known = {f.name for f in fields(kind)}
+    if "settings" not in known:
+        return
+    before = ""
+    for word, after in zip(arguments, [*arguments[1:], ""]):
+        key, equals, value = word.removeprefix("--").partition("=")
+        key = key.replace("-", "_")
+        value = value if equals or after.startswith("--") else after
+        if before == "--set" and not equals:
+            hint = f" Use --set {key}={value}." if value else ""
+            raise RecipeError(f"--set takes KEY=VALUE, got {word!r}.{hint}")
+        if word.startswith("--") and key not in known | {"set"}:
+            suggestion = suggest_setting(key, value or "VALUE")
+            if suggestion is not None:
+                raise RecipeError(f"`gadam {name}` has no option --{key}. Use --set {suggestion}.")
+        if equals and not before.startswith("-") and not word.startswith("-"):
+            raise RecipeError(f"Settings need --set before each. Use --set {word}.")
+        before = word
 
 
 @dataclass(frozen=True)
@@ -68,6 +94,8 @@ class SweepOptions:
     """Where data sets are. Default: $GADAM_DATA, then ~/.cache/gadam/data."""
     settings: Settings = ()
     """Change a setting of all recipes, such as lr=0.05. Repeatable."""
+    accept_changed_code: Flag = False
+    """Resume runs of your own task although its code has changed."""
     quiet: Flag = False
     """Print only the final table."""
     json: Flag = False
@@ -106,8 +134,30 @@ def check_device(device: str) -> None:
 
     Args:
         device: As torch names it.
+
+    Raises:
+        RecipeError: There is no such device on this machine.
     """
     try:
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise RecipeError(f"--device {device}: {str(error).splitlines()[0]}") from None
+        place = torch.device(device)
+    except RuntimeError:
+        raise RecipeError(
+            f"--device {device} is not a device. Use cpu, cuda, cuda:1 or mps."
+        ) from None
+    if place.type == "mps" and not torch.backends.mps.is_available():
+        raise RecipeError(f"--device {device} needs a Mac with Apple silicon. Use --device cpu.")
+    if place.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if not count:
+            raise RecipeError(
+                f"--device {device} is not available: torch finds no GPU. Use --device cpu."
+            )
+        if (place.index or 0) >= count:
+            last = f"cuda:{count - 1}"
+            raise RecipeError(f"--device {device} does not exist. The last GPU is {last}.")
+    try:
+        is_usable = bool((torch.zeros(1, device=place) == 0).item())
+    except (RuntimeError, AssertionError, NotImplementedError):  # also of "meta"
+        is_usable = False
+    if not is_usable:
+        raise RecipeError(f"--device {device} is not available here. Use --device cpu.")

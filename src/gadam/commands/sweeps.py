@@ -12,8 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+from gadam._names import is_path
 from gadam.commands import console
 from gadam.commands.options import SweepOptions
+from gadam.commands.recipes import changed
 from gadam.runs import lock, summary
 from gadam.runs.experiment import Experiment
 from gadam.runs.files import (
@@ -25,7 +27,7 @@ from gadam.runs.files import (
     write_json,
 )
 from gadam.runs.folder import RunFolder, versions
-from gadam.runs.recipe import Recipe, RecipeError, applies_to, override
+from gadam.runs.recipe import Recipe, RecipeError
 from gadam.runs.record import RunResult
 from gadam.train import experiments, tasks
 from gadam.train.data import text
@@ -51,7 +53,6 @@ def run_experiment(name: str, scale: Scale, rows: str, options: SweepOptions) ->
     experiment = _described(_select(experiments.get(name, scale), rows), options)
     experiment = replace(experiment, command=_command_line(name, scale, rows, experiment, options))
     recipes = experiment.recipes
-    check_recipes(recipes.values(), options)
     folder = options.out or Path("runs") / (name if scale == "mini" else f"{name}-{scale}")
     jobs = {
         (row, seed): job(row, recipe, seed, folder / f"{experiments.slug(row)}-{seed}", options)
@@ -103,7 +104,11 @@ def summary_document(experiment: Experiment, table: list[summary.Row], scale: Sc
 
 def _described(experiment: Experiment, options: SweepOptions) -> Experiment:
     """Apply the settings, and add what is known of the experiment's data."""
-    recipes = _overridden(experiment.recipes, options.settings)
+    recipes = changed(experiment.recipes, options, everywhere=False)
+    if any(is_path(recipe.data.name) for recipe in recipes.values()):
+        # Rows can differ only in what they do to gadam's data, as the note explains.
+        recipes = _different(recipes)
+        experiment = replace(experiment.restricted_to(recipes), note="")
     published = {
         row: number
         for row, number in experiment.published.items()
@@ -160,15 +165,12 @@ def _command_line(
     return shlex.join(words)
 
 
-def _overridden(recipes: Mapping[str, Recipe], settings: Sequence[str]) -> dict[str, Recipe]:
-    """Apply each setting to the recipes that have it. At least one must."""
-    for setting in settings:
-        if not any(applies_to(setting, recipe) for recipe in recipes.values()):
-            raise RecipeError(f"--set {setting} applies to none of the rows.")
-    return {
-        row: override(recipe, [s for s in settings if applies_to(s, recipe)])
-        for row, recipe in recipes.items()
-    }
+def _different(recipes: Mapping[str, Recipe]) -> dict[str, Recipe]:
+    """Drop rows that are equal to an earlier row."""
+    found: dict[Recipe, str] = {}
+    for row, recipe in recipes.items():
+        found.setdefault(replace(recipe, name=""), row)
+    return {row: recipes[row] for row in found.values()}
 
 
 def known_floors(recipes: Iterable[Recipe]) -> dict[str, dict[str, float]]:
@@ -208,7 +210,14 @@ def job(label: str, recipe: Recipe, seed: int, folder: Path, options: SweepOptio
         options: How to run it.
     """
     return TrainingJob(
-        label, recipe, seed, folder, options.data_path, options.device, options.threads
+        label,
+        recipe,
+        seed,
+        folder,
+        options.data_path,
+        options.device,
+        options.threads,
+        options.accept_changed_code,
     )
 
 
@@ -228,7 +237,10 @@ def run_all(
         The result of each run, or None if it failed.
     """
     for each in jobs:  # find folders that hold something else before any work
-        RunFolder(each.folder, each.recipe, each.seed, each.label).check()
+        accept = each.accept_changed_code
+        RunFolder(
+            each.folder, each.recipe, each.seed, each.label, accept_changed_code=accept
+        ).check()
     if experiment is not None:
         write_json(experiment[1] / "experiment.json", experiment[0].to_dict(), sealed=True)
     several = available_cores() // options.threads if options.device == "cpu" else 1

@@ -26,7 +26,7 @@ import platform
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -35,6 +35,7 @@ import torch
 import gadam
 from gadam._errors import UserError
 from gadam.runs import lock
+from gadam.runs.code import changed_files, code_files
 from gadam.runs.files import (
     RunError,
     explain_os_error,
@@ -115,6 +116,20 @@ class _Checkpoint:
         return cls(path, header, history, state) if complete else None
 
 
+def _header_content(header: RunHeader) -> bytes:
+    return (to_json(header.to_dict(), indent=1) + "\n").encode()
+
+
+def _without_code(recipe: Recipe) -> Recipe:
+    """Return the recipe without the place and the hash of the user's code, which has its own check.
+
+    A copied project is the same project.
+    """
+    if recipe.task is None:
+        return recipe
+    return replace(recipe, task=replace(recipe.task, path="", code=""))
+
+
 class RunFolder:
     """A run's folder, opened by one process.
 
@@ -123,15 +138,25 @@ class RunFolder:
         recipe: What to train. A folder that holds a run of another recipe is refused.
         seed: The run's seed. A folder that holds a run of another seed is refused.
         label: The run's name beside other runs. Default: the paper's name for the method.
+        accept_changed_code: Continue a run of the user's own task with code that has changed since.
 
     Attributes:
         damaged: Sentences about damaged files, and what was done about them.
         history: The record so far, after :meth:`begin`.
     """
 
-    def __init__(self, folder: str | Path, recipe: Recipe, seed: int, label: str = "") -> None:
+    def __init__(
+        self,
+        folder: str | Path,
+        recipe: Recipe,
+        seed: int,
+        label: str = "",
+        *,
+        accept_changed_code: bool = False,
+    ) -> None:
         self.folder, self.recipe, self.seed = Path(folder), recipe, seed
         self.label = label or recipe.method
+        self.accept_changed_code = accept_changed_code
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -139,6 +164,7 @@ class RunFolder:
         self.damaged: list[str] = []
         self.history: list[EpochRecord] = []
         self._header = b""  # the content of run.json
+        self._old_header = b""  # before changed code was accepted
         self._last_hash = ""
         self._checkpoint: _Checkpoint | None = None
         self._hashes: dict[str, FileHash] = {}  # of weights written by this process
@@ -168,7 +194,8 @@ class RunFolder:
         """Raise an error if the run found here is another one. Writes nothing.
 
         Raises:
-            RunError: The folder holds a run of another recipe or seed, or its header is damaged.
+            RunError: The folder holds a run of another recipe, seed or code, or its header is
+                damaged.
         """
         if self._holds_something():
             try:
@@ -206,9 +233,10 @@ class RunFolder:
             self._header = self._checkpoint.header or self._read_bytes("run.json")
             header = self._parse_header(self._header)
             self._refuse_others(header)
+            self.history = self._checkpoint.history
+            self._adopt_code(header)
             self._restore_header()
             self._discard_result(verdict)
-            self.history = self._checkpoint.history
             return header.threads
         if self._holds_something():
             self._refuse_others(self._read_header())
@@ -225,8 +253,18 @@ class RunFolder:
             "system": platform.platform(),
             "processor": platform.machine(),
         }
-        new = RunHeader(self.label, self.recipe, self.seed, threads, versions(), machine, FORMAT)
-        self._header = (to_json(new.to_dict(), indent=1) + "\n").encode()
+        code = self._code()
+        new = RunHeader(
+            self.label,
+            self.recipe,
+            self.seed,
+            threads,
+            versions(),
+            machine,
+            FORMAT,
+            (code,) if code else (),
+        )
+        self._header = _header_content(new)
         write_atomically(self.folder / "run.json", self._header)
         return threads
 
@@ -266,13 +304,42 @@ class RunFolder:
             ) from None
 
     def _refuse_others(self, found: RunHeader) -> None:
-        changed = differences(found.recipe, self.recipe)
+        changed = differences(_without_code(found.recipe), _without_code(self.recipe))
         changed += [f"seed: {found.seed} → {self.seed}"] if found.seed != self.seed else []
         if changed:
             raise RunError(
                 f"{self.folder} holds a run of another recipe ({'; '.join(changed)}). Pass a "
                 "different --out, or remove the folder."
             )
+        if (files := self._changed_code(found)) and not self.accept_changed_code:
+            raise RunError(
+                f"{' and '.join(files)} changed after {self.folder} was started. Undo the change, "
+                "pass --accept-changed-code to continue with the new code, or pass a different "
+                "--out."
+            )
+
+    def _code(self) -> dict[str, str]:
+        """Return the hashes of the files of the user's own task or network, if there is one."""
+        path = self.recipe.code_path
+        return {} if path is None else code_files(path)
+
+    def _changed_code(self, found: RunHeader) -> list[str]:
+        return changed_files(found.code[-1] if found.code else {}, self._code())
+
+    def _adopt_code(self, header: RunHeader) -> None:
+        """Add changed code, which was accepted, to the header of a run that continues."""
+        files = self._changed_code(header)
+        if not files:
+            return
+        self._old_header = self._header
+        code = (*header.code, self._code())
+        self._header = _header_content(replace(header, recipe=self.recipe, code=code))
+        write_atomically(self.folder / "run.json", self._header)
+        self._restore_epochs()
+        self.damaged.append(
+            f"{' and '.join(files)} changed. The run continues with the new code, and "
+            f"{self.folder / 'run.json'} lists both versions."
+        )
 
     def _restore_header(self) -> None:
         path = self.folder / "run.json"
@@ -348,7 +415,8 @@ class RunFolder:
         if found == expected:
             return
         write_atomically(self._epochs_path, expected.encode())
-        if not found.startswith((expected, older)):  # otherwise, it only has more lines
+        before = chained(self.history, self._old_header) if self._old_header else expected
+        if not found.startswith((expected, older, before)):  # otherwise, it only has more lines
             self.damaged.append(f"{self._epochs_path} was damaged or changed. It was restored.")
 
     # ---------------------------------------------------------------------------- checkpoints

@@ -27,6 +27,7 @@ from gadam.runs.fields import (
     one_of,
     optional,
     parse,
+    sequence_of,
     text,
     whole,
 )
@@ -217,6 +218,8 @@ class RunHeader(Record):
         threads: CPU threads it began with. The last bits of sums depend on them.
         versions: Of gadam and torch.
         machine: Python, operating system and processor.
+        code: The files of the user's own task, if it trains one: their hashes by name. A run that
+            continued with changed code has several entries, oldest first.
         format: 2 if the run's lines carry hashes and its end is marked by a manifest; 1 for runs of
             older versions.
         extra: Fields written by a newer version, kept as they are.
@@ -229,6 +232,7 @@ class RunHeader(Record):
     versions: Mapping[str, str] = field(default_factory=dict)
     machine: Mapping[str, str] = field(default_factory=dict)
     format: int = 1
+    code: tuple[Mapping[str, str], ...] = ()
 
     def to_dict(self) -> Document:
         """Return the header as plain data."""
@@ -240,6 +244,7 @@ class RunHeader(Record):
             "versions": dict(self.versions),
             "machine": dict(self.machine),
             "format": self.format,
+            **({"code": [dict(files) for files in self.code]} if self.code else {}),
             **self.extra,
         }
 
@@ -265,6 +270,7 @@ class RunHeader(Record):
                 "versions": mapping_of(text),
                 "machine": mapping_of(text),
                 "format": between(1, FORMAT),
+                "code": sequence_of(mapping_of(text)),
             },
         )
 

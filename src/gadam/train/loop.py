@@ -46,6 +46,7 @@ def train(
     device: str | torch.device = "cpu",
     threads: int = 1,
     label: str = "",
+    accept_changed_code: bool = False,
     on_progress: Callable[[float, EpochRecord | None], None] = lambda epochs, record: None,
     on_notice: Callable[[str], None] = lambda sentence: None,
     should_stop: Callable[[], bool] = lambda: False,
@@ -60,6 +61,7 @@ def train(
         device: Where to compute.
         threads: CPU threads.
         label: The run's name beside other runs.
+        accept_changed_code: Resume a run of the user's own task although its code has changed.
         on_progress: Called with the epochs done so far, and each epoch's record.
         on_notice: Called with sentences about damaged files and about the data.
         should_stop: Polled at every step; if it returns True, :class:`Stopped` is raised.
@@ -67,7 +69,8 @@ def train(
     Returns:
         The run's result.
     """
-    run = RunFolder(folder, recipe, seed, label)
+    recipe = tasks.with_code(recipe)
+    run = RunFolder(folder, recipe, seed, label, accept_changed_code=accept_changed_code)
     with run.locked():
         try:
             torch.set_num_threads(run.begin(threads))
@@ -125,6 +128,9 @@ def _train(
     _tell(run, on_notice)
     for sentence in task.notices:
         on_notice(sentence)
+    fingerprint = getattr(task, "fingerprint", "")
+    if run.history and run.history[0].extra.get("data", fingerprint) != fingerprint:
+        on_notice(f"{recipe.data.name} changed after {run.folder} was started.")
     if state is not None:
         try:
             model.load_state_dict(state["model"])
@@ -145,10 +151,11 @@ def _train(
         epoch = done
         clock = _Clock()
         rate = recipe.learning_rate(epoch)
-        torch.manual_seed(tasks.seed_for(seed, epoch, "noise in the network"))
+        tasks.seed_all(tasks.seed_for(seed, epoch, "noise in the network"))
 
         model.train()
-        total, examples = torch.zeros((), dtype=torch.float64, device=device), 0
+        precise = torch.float32 if device.type == "mps" else torch.float64
+        total, examples = torch.zeros((), dtype=precise, device=device), 0
         reported, steps = time.monotonic(), task.steps(epoch)
         for step, batch in enumerate(task.batches(epoch)):
             if should_stop():
@@ -192,7 +199,15 @@ def _train(
         if _keeps_iterate(recipe, done):
             run.keep_iterate(done, model.state_dict(), recipe.keep_iterates)
         record = EpochRecord(
-            done, rate, train_loss, samples, iterate, averaged, clock.laps, weight_norms
+            done,
+            rate,
+            train_loss,
+            samples,
+            iterate,
+            averaged,
+            clock.laps,
+            weight_norms,
+            extra={"data": fingerprint} if fingerprint and done == 1 else {},
         )
         run.append(record)
         on_progress(done, record)
@@ -243,9 +258,9 @@ def _measure(
     """Evaluate the point that is in the model once it is ``applied``."""
     with applied:
         if recipe.refresh_batchnorm:
-            gadam.refresh_batchnorm(task.model, task.refresh(epoch))
+            gadam.refresh_batchnorm(task.model, task.refresh(epoch), forward=task.loss)
         clock.lap("refresh")
-        splits = [split for split in task.splits if split in recipe.evaluate_on]
+        splits: list[str] = [split for split in task.splits if split in recipe.evaluate_on]
         measured = {split: task.evaluate(task.model, split) for split in splits}
         clock.lap("evaluate")
     return measured

@@ -109,6 +109,7 @@ class TrainingJob:
         data_dir: Where data sets are.
         device: Where to compute.
         threads: CPU threads.
+        accept_changed_code: Resume a run of the user's own task although its code has changed.
     """
 
     label: str
@@ -118,6 +119,7 @@ class TrainingJob:
     data_dir: str | None = None
     device: str = "cpu"
     threads: int = 1
+    accept_changed_code: bool = False
 
     event = "epoch"
 
@@ -140,6 +142,7 @@ class TrainingJob:
             device=self.device,
             threads=self.threads,
             label=self.label,
+            accept_changed_code=self.accept_changed_code,
             on_progress=on_progress,
             on_notice=on_notice,
             should_stop=should_stop,
@@ -198,7 +201,12 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def sweep(jobs: Iterable[Job], listener: Listener, workers: int | None = None) -> dict[Any, Any]:
+def sweep(
+    jobs: Iterable[Job],
+    listener: Listener,
+    workers: int | None = None,
+    then: Callable[[Any, Any], Iterable[Job]] | None = None,
+) -> dict[Any, Any]:
     """Run all jobs.
 
     On Ctrl-C the jobs stop. Run the same sweep again to resume them from their last checkpoints.
@@ -207,31 +215,37 @@ def sweep(jobs: Iterable[Job], listener: Listener, workers: int | None = None) -
         jobs: In the order in which to start them.
         listener: Receives every event, in this process.
         workers: Processes; None means one per core.
+        then: Called with each job that ended and its result, or None if it failed. Returns jobs
+            to run after those that are waiting.
 
     Returns:
         The result of each job, or None if it failed.
     """
     waiting: deque[Job] = deque(jobs)
     results: dict[Any, Any] = {}
-    count = min(workers or available_cores(), len(waiting))
-    if count == 0:
+    if not waiting:
         return results
-    with _pool(count) as (pool, start):
+    count = workers or available_cores()
+    with _pool(min(count, len(waiting)) if then is None else count) as (pool, start):
         for worker in pool:
             worker.assign(waiting, listener)
         while any(worker.job for worker in pool):
             ready = wait([w.connection for w in pool] + [w.process.sentinel for w in pool])
             for i, worker in enumerate(pool):
                 if worker.connection in ready or worker.process.sentinel in ready:
-                    idle = worker.receive(listener, results)
-                    if not worker.process.is_alive():
+                    job = worker.job
+                    worker.receive(listener, results)
+                    is_dead = not worker.process.is_alive()
+                    if is_dead:
                         worker.reap(listener, results)
-                        if waiting:
-                            worker = pool[i] = start()
-                        idle = True
-                    if idle and worker.process.is_alive():
-                        worker.assign(waiting, listener)
+                    if then is not None and job is not None and worker.job is None:
+                        waiting += then(job, results[job])
+                    if is_dead and waiting:
+                        pool[i] = start()
             pool[:] = [w for w in pool if w.process.is_alive()]
+            for worker in pool:
+                if worker.job is None and waiting:
+                    worker.assign(waiting, listener)
     return results
 
 
@@ -252,15 +266,15 @@ class _Worker:
             with suppress(OSError):  # the process just died; its sentinel reports that
                 self.connection.send(self.job)
 
-    def receive(self, listener: Listener, results: dict[Any, Any]) -> bool:
-        """Handle the worker's messages. Return True if its job is over."""
+    def receive(self, listener: Listener, results: dict[Any, Any]) -> None:
+        """Handle the worker's messages."""
         while self.job is not None:
             try:
                 if not self.connection.poll():
-                    return False
+                    return
                 kind, *content = self.connection.recv()
             except (EOFError, OSError):
-                return False  # it died: see reap
+                return  # it died: see reap
             if kind == "progress":
                 listener.on_progress(self.job, *content)
             elif kind == "notice":
@@ -270,7 +284,6 @@ class _Worker:
                 results[job] = content[0] if kind == "finished" else None
                 end = listener.on_finish if kind == "finished" else listener.on_failure
                 end(job, content[0])
-        return True
 
     def reap(self, listener: Listener, results: dict[Any, Any]) -> None:
         if self.job is not None:

@@ -27,7 +27,13 @@ RECIPE = Recipe(
 
 @pytest.fixture(scope="module")
 def task() -> ImageTask:
-    return ImageTask(RECIPE, 0, torch.device("cpu"), None)
+    return set_up(RECIPE)
+
+
+def set_up(recipe: Recipe, seed: int = 0) -> ImageTask:
+    task = ImageTask(recipe)
+    task.setup(seed, torch.device("cpu"))
+    return task
 
 
 def test_splits(task: ImageTask) -> None:
@@ -38,12 +44,12 @@ def test_splits(task: ImageTask) -> None:
         "test": 2000,
     }
     without = replace(RECIPE, data=replace(RECIPE.data, validation=0))
-    assert ImageTask(without, 0, torch.device("cpu"), None).splits == ("test",)
+    assert ImageTask(without).splits == ("test",)
 
 
 def test_epoch_is_a_function_of_the_seed_and_its_number(task: ImageTask) -> None:
     def first(seed: int, epoch: int) -> torch.Tensor:
-        return next(ImageTask(RECIPE, seed, torch.device("cpu"), None).batches(epoch))[0]
+        return next(set_up(RECIPE, seed).batches(epoch))[0]
 
     assert len(list(task.batches(0))) == task.steps(0) == 5
     assert first(0, 1).equal(first(0, 1))

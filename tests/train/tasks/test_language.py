@@ -47,7 +47,9 @@ DETERMINISTIC = Language(20, True, 0.0, 0.0, 0.0, 0.0, 0.0, ar_alpha=0.0, tar_be
 
 
 def build(recipe: Recipe = RECIPE, seed: int = 0) -> LanguageTask:
-    return LanguageTask(recipe, seed, CPU, None)
+    task = LanguageTask(recipe)
+    task.setup(seed, CPU)
+    return task
 
 
 # ---------------------------------------------------------------------------------- evaluation

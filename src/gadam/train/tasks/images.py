@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import override
 
-from gadam.runs.recipe import Data, Recipe, RecipeError
-from gadam.train import data, lstm, models, transformer
+from gadam._modes import preserved_modes
+from gadam.runs.recipe import Data, Mode, Recipe, RecipeError
+from gadam.train import data, lstm, models, own_network, transformer
 from gadam.train.data import text
 from gadam.train.tasks.task import Purpose, Task, seed_for
 
@@ -26,29 +26,38 @@ class ImageTask(Task[LabeledImages]):
 
     Args:
         recipe: The recipe.
-        seed: Determines the initial weights, the order of the data and its augmentation.
-        device: The device of the model and the batches.
         data_dir: The folder of all data sets.
     """
 
     metric = "accuracy"
-    mode: Literal["max", "min"] = "max"
-    notices: tuple[str, ...] = ()
+    mode: Mode = "max"
 
-    def __init__(
-        self, recipe: Recipe, seed: int, device: torch.device, data_dir: str | None
-    ) -> None:
-        self.recipe, self.seed, self.device = recipe, seed, device
+    def __init__(self, recipe: Recipe, data_dir: str | None = None) -> None:
+        self.recipe, self._data_dir = recipe, data_dir
+        self.epochs = recipe.epochs
         self.dataset, self._splits = _load_splits(recipe.data, data_dir)
         self.splits: tuple[str, ...] = (
             ("validation", "test") if "validation" in self._splits else ("test",)
         )
+        self.fingerprint, self.notices = self.dataset.fingerprint, self.dataset.notices
+        if self.dataset.validation is not None and recipe.data.validation >= 1:
+            self.notices += (
+                f"{recipe.data.name} has its own validation images. data.validation="
+                f"{recipe.data.validation} is not used.",
+            )
+
+    @override
+    def setup(self, seed: int, device: torch.device) -> None:
+        self.seed, self.device = seed, device
         torch.manual_seed(seed_for(seed, 0, "model"))
         # Weights are drawn on the CPU, so that they do not depend on the device.
-        network = build_classifier(recipe, data_dir, torch.device("cpu"))
-        # Convolutions are faster in this memory format, with the same results.
+        network = build_classifier(self.recipe, self._data_dir, torch.device("cpu"))
+        # Convolutions are faster with the channels last, with the same results. But a user's
+        # network may call `view`, which needs the usual order.
+        is_own = own_network.is_own(self.recipe.model)
+        self._format = torch.contiguous_format if is_own else torch.channels_last
         self.model: nn.Module = network.to(device).to(
-            memory_format=torch.channels_last  # type: ignore[call-overload]
+            memory_format=self._format  # type: ignore[call-overload]
         )
 
     def _batches(
@@ -70,7 +79,7 @@ class ImageTask(Task[LabeledImages]):
             device=self.device,
             workers=self.recipe.data.workers,
         ):
-            yield x.contiguous(memory_format=torch.channels_last), y
+            yield x.contiguous(memory_format=self._format), y
 
     def _shuffled(self, purpose: Purpose, epoch: int) -> Iterator[LabeledImages]:
         generator = torch.Generator().manual_seed(seed_for(self.seed, epoch, purpose))
@@ -85,17 +94,6 @@ class ImageTask(Task[LabeledImages]):
     @override
     def batches(self, epoch: int) -> Iterator[LabeledImages]:
         return self._shuffled("order", epoch)
-
-    @override
-    def rate_factor(self, batch: LabeledImages) -> float:
-        return 1.0
-
-    @override
-    def micro_batches(self, batch: LabeledImages, count: int) -> list[tuple[LabeledImages, float]]:
-        if count == 1:
-            return [(batch, 1.0)]
-        x, y = batch
-        return [((a, b), len(b) / len(y)) for a, b in zip(x.chunk(count), y.chunk(count))]
 
     @override
     def loss(self, model: nn.Module, batch: LabeledImages) -> tuple[Tensor, int]:
@@ -127,10 +125,11 @@ class ImageTask(Task[LabeledImages]):
     def evaluate(self, model: nn.Module, split: str) -> dict[str, float]:
         top = min(5, self.dataset.num_classes)
         totals = torch.zeros(3, dtype=torch.float64, device=self.device)
-        for scores, y in self.scores(model, split):
-            hits = scores.topk(top).indices == y[:, None]
-            loss = F.cross_entropy(scores, y, reduction="sum").double()
-            totals += torch.stack([loss, hits[:, 0].sum(), hits.sum()])
+        with preserved_modes(model):
+            for scores, y in self.scores(model, split):
+                hits = scores.topk(top).indices == y[:, None]
+                loss = F.cross_entropy(scores, y, reduction="sum").double()
+                totals += torch.stack([loss, hits[:, 0].sum(), hits.sum()])
         mean_loss, top1, top5 = (totals / len(self._splits[split])).tolist()
         return {"accuracy": 100 * top1, "top5": 100 * top5, "loss": mean_loss}
 
@@ -153,10 +152,9 @@ def build_classifier(recipe: Recipe, data_dir: str | None, device: torch.device)
     if text.canonical(recipe.data.name) is not None:
         raise RecipeError(f"{recipe.data.name} is a text. Use a recipe for texts, such as lm-mini.")
     dataset, _ = _load_splits(recipe.data, data_dir)
-    channels, height, width = dataset.input_shape
-    shape = (channels, recipe.data.size or height, recipe.data.size or width)
     with device:
-        return models.build(recipe.model, dataset.num_classes, shape)
+        channels, height, width = dataset.input_shape
+        return models.build(recipe.model, dataset.num_classes, (channels, height, width))
 
 
 @lru_cache(maxsize=2)  # a worker process trains many runs on the same data
@@ -167,12 +165,8 @@ def _load_splits(
 
     The images that are held out or get noisy labels are the same for every seed of a run.
     """
-    dataset = data.load(settings.name, data_dir)
-    train, test = dataset.train, dataset.test
-    if settings.size is not None:
-        if not isinstance(train, data.Images) or not isinstance(test, data.Images):
-            raise RecipeError(f"data.size cannot be set for {settings.name}. Leave it at none.")
-        train, test = data.resized(train, settings.size), data.resized(test, settings.size)
+    dataset = data.load(settings.name, data_dir, settings.size)
+    train = dataset.train
     if (settings.examples or 0) > len(train) or settings.validation >= len(train):
         raise RecipeError(
             f"{settings.name} has {len(train)} training examples. Use fewer for data.examples and "
@@ -180,9 +174,13 @@ def _load_splits(
         )
     if settings.examples is not None:
         train = data.subset(train, settings.examples)
-    splits: dict[str, data.ImageSplit] = {"test": test}
-    if settings.validation:
-        train, splits["validation"] = data.held_out(train, settings.validation)
+    splits: dict[str, data.ImageSplit] = {"test": dataset.test}
+    if dataset.validation is not None:
+        splits["validation"] = dataset.validation
+    elif settings.validation >= 1:
+        train, splits["validation"] = data.held_out(train, int(settings.validation))
+    elif settings.validation > 0:
+        train, splits["validation"] = data.held_out_fraction(train, settings.validation)
     if settings.label_noise:  # in the training labels only: validation labels stay correct
         train = data.with_label_noise(train, settings.label_noise, dataset.num_classes)
     splits["train"] = train

@@ -6,15 +6,16 @@ import math
 from collections.abc import Iterator
 from functools import lru_cache
 from random import Random
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import override
 
-from gadam.runs.recipe import Data, Recipe, RecipeError
-from gadam.train import lstm, transformer
+from gadam._modes import preserved_modes
+from gadam.runs.recipe import Data, Mode, Recipe, RecipeError
+from gadam.train import lstm, own_network, transformer
 from gadam.train.data import text
 from gadam.train.tasks.task import Task, seed_for
 
@@ -46,44 +47,44 @@ class LanguageTask(Task[Passage]):
 
     Args:
         recipe: The recipe.
-        seed: Determines the initial weights and the lengths of passages.
-        device: The device of the model and the batches.
         data_dir: The folder of all data sets.
     """
 
     metric = "perplexity"
-    mode: Literal["max", "min"] = "min"
-    splits: tuple[str, ...] = ("validation", "test")
+    mode: Mode = "min"
 
     # Columns in evaluation. By the usual protocol, the test text is read from start to end.
     EVALUATION_COLUMNS: ClassVar[dict[str, int]] = {"train": 10, "validation": 10, "test": 1}
     # Merity's lengths: the minimum, the standard deviation, and how often the mean is halved.
     MIN_LENGTH, LENGTH_STD, HALVING_PROBABILITY = 5, 5.0, 0.05
 
-    def __init__(
-        self, recipe: Recipe, seed: int, device: torch.device, data_dir: str | None
-    ) -> None:
+    def __init__(self, recipe: Recipe, data_dir: str | None = None) -> None:
         assert recipe.language is not None
-        self.recipe, self.settings, self.seed = recipe, recipe.language, seed
-        torch.manual_seed(seed_for(seed, 0, "model"))
-        # Weights are drawn on the CPU, so that they do not depend on the device.
-        self.model: nn.Module = build_language_model(recipe, data_dir, torch.device("cpu")).to(
-            device
-        )
+        self.recipe, self.settings, self._data_dir = recipe, recipe.language, data_dir
+        self.epochs = recipe.epochs
         self.corpus = _load_corpus(recipe.data, data_dir)
-        self._splits = {
-            split: self.corpus.split(split).to(device) for split in self.EVALUATION_COLUMNS
-        }
+        self.fingerprint, self.notices = self.corpus.fingerprint, self.corpus.notices
         unknown = self.corpus.unknown
-        self.notices: tuple[str, ...] = ()
         if not unknown["train"] and unknown["test"] + unknown["validation"] > 0:
-            self.notices = (
+            self.notices += (
                 f"{100 * unknown['test']:.1f}% of the test words are not in the training text, "
                 "which has no <unk>. So the model never learns to predict <unk>.",
             )
-        length = len(self.corpus.train) // recipe.batch_size
-        used = self.corpus.train[: length * recipe.batch_size]
-        self._columns = used.view(recipe.batch_size, length).t().contiguous().to(device)
+
+    @override
+    def setup(self, seed: int, device: torch.device) -> None:
+        self.seed = seed
+        torch.manual_seed(seed_for(seed, 0, "model"))
+        # Weights are drawn on the CPU, so that they do not depend on the device.
+        network = build_language_model(self.recipe, self._data_dir, torch.device("cpu"))
+        self.model: nn.Module = network.to(device)
+        self._splits = {
+            split: self.corpus.split(split).to(device) for split in self.EVALUATION_COLUMNS
+        }
+        columns = self.recipe.batch_size
+        length = len(self.corpus.train) // columns
+        used = self.corpus.train[: length * columns]
+        self._columns = used.view(columns, length).t().contiguous().to(device)
         self._states: dict[int, lstm.State] = {}  # by the first column of the micro-batch
 
     def _lengths(self, epoch: int) -> Iterator[int]:
@@ -163,7 +164,8 @@ class LanguageTask(Task[Passage]):
 
     @override
     def evaluate(self, model: nn.Module, split: str) -> dict[str, float]:
-        loss = mean_negative_log_likelihood(model, *self._reading(split))
+        with preserved_modes(model):
+            loss = mean_negative_log_likelihood(model, *self._reading(split))
         return {"perplexity": math.exp(loss) if loss < 700 else math.inf, "loss": loss}
 
 
@@ -190,6 +192,11 @@ def build_language_model(recipe: Recipe, data_dir: str | None, device: torch.dev
         raise RecipeError(
             f"language.bptt={recipe.language.bptt} is too long for columns of {length} words "
             f"(batch_size={recipe.batch_size}). Reduce one of them."
+        )
+    if own_network.is_own(recipe.model):
+        raise RecipeError(
+            f"{recipe.model} is a network for images. For a language model of your own, write a "
+            "task; see gadam.train.Task."
         )
     builders = (lstm.canonical, lstm.build), (transformer.canonical, transformer.build)
     for known, build in builders:

@@ -2,37 +2,113 @@
 
 from __future__ import annotations
 
+import random
+import sys
 from collections.abc import Iterator
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor, nn
 from typing_extensions import TypeVar
 
-from gadam.runs.recipe import Recipe, RecipeError
+from gadam._errors import UserError
+from gadam.runs.recipe import Mode, Recipe, RecipeError
+from gadam.train.tasks import batch as batches_of
 
-__all__ = ["Purpose", "Task", "seed_for", "steps_before_averaging"]
+__all__ = [
+    "REQUIRED",
+    "Purpose",
+    "Task",
+    "TaskError",
+    "seed_all",
+    "seed_for",
+    "steps_before_averaging",
+]
 
 BatchT = TypeVar("BatchT", default=Any)  # `Task` alone is a task with batches of any type
 Purpose = Literal["model", "order", "refresh", "noise in the network"]
 _PURPOSES: tuple[Purpose, ...] = ("model", "order", "refresh", "noise in the network")
 
+# What has no default in Task.
+REQUIRED = ("setup", "model", "metric", "mode", "steps", "batches", "loss", "evaluate")
 
+
+class TaskError(UserError, ValueError):
+    """A task cannot be used. The message says what is wrong, and what to do."""
+
+
+@runtime_checkable
 class Task(Protocol[BatchT]):
     """A learning problem: a model, its data, its loss and its metrics.
 
+    Most supervised problems need only :class:`gadam.train.SupervisedTask`. For anything else,
+    subclass this class and implement :meth:`setup`, :meth:`steps`, :meth:`batches`, :meth:`loss`
+    and :meth:`evaluate`, and set :attr:`metric` and :attr:`mode`. Everything else has a default.
+    Check the result with :func:`gadam.train.check_task`.
+
+    gadam calls :meth:`setup` once per run. Before it, and before each epoch, gadam seeds the global
+    generators of torch, ``random`` and NumPy as a function of the run's seed and the epoch. An
+    epoch must depend on nothing but these, the weights, and the state of the optimizer. Then a
+    killed run resumes to the same numbers.
+
     Attributes:
-        model: The model to train.
+        model: The model to train. :meth:`setup` creates it.
+        metric: The metric that rates a run: a key of what :meth:`evaluate` returns.
+        mode: Whether a larger ("max") or smaller ("min") metric is better.
         splits: The splits to evaluate: "validation" if there is one, and "test".
-        metric: The metric that rates a run.
-        mode: Whether a higher ("max") or lower ("min") metric is better.
-        notices: Sentences that tell the user about problems of the data.
+        notices: Sentences for the user, for example about the data.
+        epochs: The epochs that ``gadam compare`` trains for, unless it is told otherwise.
+
+    Example:
+        A denoising autoencoder, which has no labels:
+
+        >>> import torch
+        >>> from gadam.train import Task, check_task
+        >>> class Denoising(Task):
+        ...     metric, mode, splits, epochs = "reconstruction", "min", ("validation", "test"), 10
+        ...
+        ...     def setup(self, seed, device):
+        ...         fixed = torch.Generator().manual_seed(0)  # the same data for all seeds
+        ...         data = torch.randn(192, 2, generator=fixed) @ torch.randn(2, 8, generator=fixed)
+        ...         splits = "train", "validation", "test"
+        ...         self.data = dict(zip(splits, data.to(device).split(64)))
+        ...         self.model = torch.nn.Linear(8, 8, device=device)
+        ...
+        ...     def steps(self, epoch):
+        ...         return 4
+        ...
+        ...     def batches(self, epoch):
+        ...         yield from self.data["train"][torch.randperm(64)].split(16)
+        ...
+        ...     def loss(self, model, batch):
+        ...         noisy = batch + 0.1 * torch.randn_like(batch)
+        ...         return torch.nn.functional.mse_loss(model(noisy), batch), len(batch)
+        ...
+        ...     @torch.no_grad()
+        ...     def evaluate(self, model, split):
+        ...         data = self.data[split]
+        ...         return {"reconstruction": float((model(data) - data).square().mean())}
+        >>> check_task(Denoising).notices
+        ()
     """
 
     model: nn.Module
-    splits: tuple[str, ...]
     metric: str
-    mode: Literal["max", "min"]
-    notices: tuple[str, ...]
+    mode: Mode
+    splits: tuple[str, ...] = ("validation", "test")
+    notices: tuple[str, ...] = ()
+    epochs: int = 20
+
+    def setup(self, seed: int, device: torch.device) -> None:
+        """Prepare a run: draw the initial weights of :attr:`model`, and fix the data order.
+
+        A second call prepares another run. Nothing of the first may remain.
+
+        Args:
+            seed: The run's seed.
+            device: The device of the model and the batches.
+        """
+        ...
 
     def steps(self, epoch: int) -> int:
         """Return the number of training batches in an epoch.
@@ -50,26 +126,6 @@ class Task(Protocol[BatchT]):
         """
         ...
 
-    def rate_factor(self, batch: BatchT) -> float:
-        """Return the factor by which to multiply the learning rate for a batch.
-
-        Args:
-            batch: A training batch.
-        """
-        ...
-
-    def micro_batches(self, batch: BatchT, count: int) -> list[tuple[BatchT, float]]:
-        """Divide a batch for gradient accumulation.
-
-        Args:
-            batch: A training batch.
-            count: The maximum number of micro-batches.
-
-        Returns:
-            The micro-batches, each with its fraction of the batch.
-        """
-        ...
-
     def loss(self, model: nn.Module, batch: BatchT) -> tuple[Tensor, int]:
         """Return the mean loss of a batch, and the number of examples in it.
 
@@ -79,39 +135,76 @@ class Task(Protocol[BatchT]):
         """
         ...
 
+    def evaluate(self, model: nn.Module, split: str) -> dict[str, float]:
+        """Return the metrics of the model on a split. Leave the model as it is.
+
+        Args:
+            model: The model of the task. Its weights may be averaged ones.
+            split: The split to evaluate: "train", "validation" or "test".
+        """
+        ...
+
+    def rate_factor(self, batch: BatchT) -> float:
+        """Return the factor by which to multiply the learning rate for a batch. Default: 1.
+
+        Args:
+            batch: A training batch.
+        """
+        return 1.0
+
+    def micro_batches(self, batch: BatchT, count: int) -> list[tuple[BatchT, float]]:
+        """Divide a batch for gradient accumulation. Default: along the first dimension.
+
+        Args:
+            batch: A training batch.
+            count: The maximum number of micro-batches.
+
+        Returns:
+            The micro-batches, each with its fraction of the batch.
+        """
+        return batches_of.divided(batch, count)
+
     def refresh(self, epoch: int) -> Iterator[BatchT]:
-        """Iterate over the batches for the BatchNorm statistics: augmented training data.
+        """Iterate over the batches for the BatchNorm statistics. Default: :meth:`batches`.
+
+        :meth:`loss` runs the model's forward pass on each.
 
         Args:
             epoch: Counted from 0.
         """
-        ...
+        return self.batches(epoch)
 
     def training_data(self, examples: int | None = None) -> Iterator[BatchT]:
-        """Iterate over the training data in a fixed order, without augmentation.
+        """Iterate over the training data in a fixed order, without augmentation if possible.
+
+        `gadam analyze` uses it. Default: the batches of the first epoch.
 
         Args:
-            examples: The number of examples. The default is all.
+            examples: The number of examples, rounded up to whole batches. The default is all.
         """
-        ...
+        seen = 0
+        for batch in self.batches(0):
+            if examples is not None and seen >= examples:
+                return
+            yield batch
+            seen += batches_of.size(batch)
 
     def scores(self, model: nn.Module, split: str) -> Iterator[tuple[Tensor, Tensor]]:
         """Iterate over the model's logits and the true classes, some rows at a time.
 
+        Only the parts of `gadam analyze` that compare predictions need it.
+
         Args:
             model: The model of the task.
             split: The split to predict: "train", "validation" or "test".
-        """
-        ...
 
-    def evaluate(self, model: nn.Module, split: str) -> dict[str, float]:
-        """Return the metrics of the model on a split.
-
-        Args:
-            model: The model of the task.
-            split: The split to evaluate: "train", "validation" or "test".
+        Raises:
+            TaskError: The task does not implement it.
         """
-        ...
+        raise TaskError(
+            f"{type(self).__name__} has no class scores. Implement scores(), or leave out the "
+            "parts of the analysis that compare predictions."
+        )
 
 
 def seed_for(seed: int, epoch: int, purpose: Purpose) -> int:
@@ -123,6 +216,18 @@ def seed_for(seed: int, epoch: int, purpose: Purpose) -> int:
         purpose: What the seed is for.
     """
     return (seed * 1_000_003 + epoch) * len(_PURPOSES) + _PURPOSES.index(purpose)
+
+
+def seed_all(seed: int) -> None:
+    """Seed the global generators of torch, of ``random``, and of NumPy if it is imported.
+
+    Args:
+        seed: The seed.
+    """
+    torch.manual_seed(seed)
+    random.seed(seed)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(seed % 2**32)
 
 
 def steps_before_averaging(recipe: Recipe, task: Task) -> int:
