@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from gadam.commands import main, sweeps
+from gadam.commands import main, recipes
 from gadam.runs.experiment import Experiment
 from gadam.runs.recipe import RecipeError, override
 from gadam.train import experiments
@@ -15,7 +15,9 @@ from gadam.train.data import text
 
 def test_settings_change_only_the_rows_that_have_them():
     mixed = experiments.get("fig-frequency").recipes
-    rows = sweeps._overridden(mixed, ["language.bptt=20", "data.label_noise=0.1", "epochs=25"])
+    settings = ["language.bptt=20", "data.label_noise=0.1", "epochs=25"]
+    rows, problems = recipes.apply(mixed, settings, everywhere=False)
+    assert problems == []
     for row, recipe in rows.items():
         assert recipe.epochs == 25
         if row.startswith("LSTM"):
@@ -24,8 +26,9 @@ def test_settings_change_only_the_rows_that_have_them():
         else:
             assert (recipe.language, recipe.data.label_noise) == (None, 0.1)
     images = experiments.get("tab-cifar").recipes
-    with pytest.raises(RecipeError, match="applies to none of the rows"):
-        sweeps._overridden(images, ["language.bptt=20"])
+    assert recipes.apply(images, ["language.bptt=20"], everywhere=False)[1] == [
+        "--set language.bptt=20 applies to none of the rows."
+    ]
     with pytest.raises(RecipeError, match=r"trains on images\. It has no language settings"):
         override(next(iter(images.values())), ["language.bptt=20"])
 

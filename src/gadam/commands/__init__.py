@@ -141,13 +141,32 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     command = _BY_ALIAS.get(name)
     if command is None:
-        from gadam._names import did_you_mean
-
-        near = did_you_mean(name, COMMANDS)
-        hint = f"Did you mean {near!r}?" if near else "Run `gadam --help` for the commands."
-        print(f"gadam: there is no command {name!r}. {hint}", file=sys.stderr)
+        print(f"gadam: there is no command {name!r}. {_hint(name)}", file=sys.stderr)
         return 2
     return _run(command, rest)
+
+
+_SYNONYMS = {"benchmark": "bench", "download": "data", "plot": "report", "run": "train"}
+
+
+def _hint(name: str) -> str:
+    """Return a sentence about what the user may have meant by an unknown command."""
+    from gadam._names import did_you_mean
+
+    near = _SYNONYMS.get(name) or did_you_mean(name, COMMANDS)
+    if name.startswith("-"):
+        return "Put the command first, then its options."
+    if name.endswith(".py"):
+        return f"Did you mean `gadam compare {name}`?"
+    if near:
+        return f"Did you mean {near!r}?"
+    from gadam.train import experiments
+
+    if name in experiments.names():
+        return f"Did you mean `gadam reproduce {name}`?"
+    if name in experiments.recipes():
+        return f"Did you mean `gadam train {name}`?"
+    return "Run `gadam --help` for the commands."
 
 
 def _run(command: Command, arguments: list[str]) -> int:

@@ -10,6 +10,7 @@ from typing import Annotated
 import tyro
 
 from gadam.report import ReportError, write
+from gadam.runs.collect import not_a_folder
 
 __all__ = ["run"]
 
@@ -74,7 +75,7 @@ def _serve(options: _Arguments) -> int:
 
     for folder in options.folders:
         if not folder.is_dir():
-            raise ReportError(f"{folder} is not a folder.")
+            raise ReportError(not_a_folder(folder))
     try:
         server = Server(options.folders, options.host, options.port)
     except OSError as error:

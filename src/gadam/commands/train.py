@@ -8,13 +8,13 @@ from typing import Annotated
 
 import tyro
 
-from gadam._names import did_you_mean
-from gadam.commands import console, sweeps
+from gadam._names import did_you_mean, is_path
+from gadam.commands import console, recipes, sweeps
 from gadam.commands.options import Count, SweepOptions, option, parse
 from gadam.runs import summary
 from gadam.runs.experiment import Experiment
 from gadam.runs.files import to_json
-from gadam.runs.recipe import RecipeError, override
+from gadam.runs.recipe import RecipeError
 from gadam.train import experiments
 
 __all__ = ["run"]
@@ -45,13 +45,10 @@ def run(arguments: list[str]) -> int:
     name, scale, first = options.recipe, options.scale, options.seed
     known = experiments.recipes(scale)
     if name not in known:
-        near = did_you_mean(name, known)
-        hint = f"Did you mean {near!r}?" if near else "Run `gadam list --recipes` for the names."
-        raise RecipeError(f"There is no recipe {name!r}. {hint}")
-    recipe = override(known[name], options.settings)
+        raise RecipeError(_no_such_recipe(name, list(known)))
     if not 0 <= first < 2**31:
         raise RecipeError(f"--seed must be at least 0 and less than 2³¹, got {first}.")
-    sweeps.check_recipes([recipe], options)
+    recipe = recipes.changed({name: known[name]}, options)[name]
     folder = options.out or Path("runs") / ("train" if scale == "mini" else f"train-{scale}")
     seeds = range(first, first + (options.seeds or 1))
     jobs = [sweeps.job(name, recipe, seed, folder / f"{name}-{seed}", options) for seed in seeds]
@@ -67,3 +64,25 @@ def run(arguments: list[str]) -> int:
         console.print_table(experiment, table)
         print(f"The runs are in {folder}.")
     return 1 if any(done.get(job) is None for job in jobs) else 0
+
+
+def _no_such_recipe(name: str, known: list[str]) -> str:
+    """Return a sentence about a name that is not a recipe, and what to do instead."""
+    if name in experiments.names():
+        rows = [recipe.name for recipe in experiments.get(name).recipes.values()]
+        command = "compare" if name == experiments.COMPARE else f"reproduce {name}"
+        return (
+            f"{name} is an experiment with {len(rows)} recipes. Use `gadam {command}`, or name a "
+            f"recipe: {', '.join(rows[:3])}, …"
+        )
+    if name.endswith(".py"):
+        return f"{name} is a file. Use `gadam compare {name}` for a task of your own."
+    if is_path(name):
+        return (
+            f"{name} is a path. Name a recipe, and pass your own data with --set data.name={name}. "
+            "To see finished runs, use `gadam report`."
+        )
+    ending = [each for each in known if each.endswith(f"-{name.lower()}")]
+    near = ending[0] if ending else did_you_mean(name, known)
+    hint = f"Did you mean {near!r}?" if near else "Run `gadam list --recipes` for the names."
+    return f"There is no recipe {name!r}. {hint}"

@@ -11,6 +11,7 @@ from typing import Annotated
 import tyro
 
 from gadam.commands.options import Flag, option, parse
+from gadam.runs.collect import not_a_folder
 from gadam.runs.files import RunError, to_json
 from gadam.runs.manifest import Problem, check_tree
 
@@ -47,7 +48,7 @@ def run(arguments: list[str]) -> int:
     """
     options = parse(_Options, "verify", arguments)
     if not options.folder.is_dir():
-        raise RunError(f"{options.folder} is not a folder. Pass a folder of runs.")
+        raise RunError(not_a_folder(options.folder))
     states: Counter[str] = Counter()
     wrong = 0
     for found in check_tree(options.folder, weights=options.weights):

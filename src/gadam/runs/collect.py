@@ -15,7 +15,7 @@ from gadam.runs.manifest import Verdict, check_run
 from gadam.runs.recipe import Recipe
 from gadam.runs.record import EpochRecord, RunHeader, RunResult
 
-__all__ = ["Collection", "RunRecord", "Section", "collect"]
+__all__ = ["Collection", "RunRecord", "Section", "collect", "find_files", "not_a_folder"]
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,14 @@ class Collection:
     problems: tuple[str, ...] = ()
     expected: int = 0
 
+    def describe(self) -> str:
+        """Return a sentence about the runs, such as "6 runs, 5 of them finished."."""
+        total, finished = len(self.runs), sum(run.result is not None for run in self.runs)
+        if total == 1:
+            return f"1 run, {'finished' if finished else 'not finished'}."
+        which = {total: "all of them finished", 0: "none of them finished"}
+        return f"{total} runs, {which.get(finished, f'{finished} of them finished')}."
+
     @property
     def labels(self) -> list[str]:
         """The rows that have runs, in order."""
@@ -115,8 +123,19 @@ class Collection:
         return {(r.label, r.seed): r.result for r in self.runs if r.result is not None or r.failure}
 
 
+def not_a_folder(path: Path) -> str:
+    """Return a sentence about a path that is not a folder of runs, with a suggestion if any.
+
+    Args:
+        path: As the user typed it.
+    """
+    likely = [path.parent] if path.is_file() else [Path("runs") / path]
+    hints = [f" Did you mean {place}?" for place in likely if place.is_dir()]
+    return f"{path} is not a folder.{''.join(hints)}"
+
+
 def collect(folders: Iterable[str | Path]) -> Collection:
-    """Read every run in or below these folders.
+    """Read every run in these folders, and at most two levels below them.
 
     Damaged and foreign files are skipped and named among the problems. Other parts of the library
     add sections to the report by writing ``sections/*.json``; see :mod:`gadam.report.sections`.
@@ -130,7 +149,7 @@ def collect(folders: Iterable[str | Path]) -> Collection:
         if folder.is_dir():
             places.append(folder)
         else:
-            problems.append(f"{folder} is not a folder.")
+            problems.append(not_a_folder(folder))
     experiments: dict[Path, Experiment] = {}
     for path in _files(places, "experiment.json"):
         if (experiment := _read_experiment(path, problems)) is not None:
@@ -146,9 +165,25 @@ def collect(folders: Iterable[str | Path]) -> Collection:
     return _ordered(apart, found, sections, problems)
 
 
+_LEVELS = ("", "*/", "*/*/")
+
+
+def find_files(folder: Path, pattern: str) -> list[Path]:
+    """Return the matching files in a folder and at most two levels below it.
+
+    This reaches a run, the runs of a sweep, and the runs of all sweeps in a folder, but does not
+    walk a whole disk.
+
+    Args:
+        folder: The folder.
+        pattern: The name of a file, or a pattern such as ``sections/*.json``.
+    """
+    return sorted(path for level in _LEVELS for path in folder.glob(level + pattern))
+
+
 def _files(places: list[Path], pattern: str) -> list[Path]:
     """Find files, each once even if several places contain it."""
-    found = {p.resolve(): p for place in places for p in sorted(place.rglob(pattern))}
+    found = {p.resolve(): p for place in places for p in find_files(place, pattern)}
     return list(found.values())
 
 
@@ -307,13 +342,19 @@ def _ordered(
     problems += _run_problems(runs)
     expected = sum(len(e.recipes) * e.seeds for e in experiments)
     if expected > len(runs):
-        problems.append(f"{expected - len(runs)} of {expected} runs have not started.")
+        missing = expected - len(runs)
+        verb = "has" if missing == 1 else "have"
+        problems.append(f"{missing} of {count(expected, 'run')} {verb} not started.")
     problems += [
         f"{run.label}, seed {run.seed} failed: {run.failure}" for run in runs if run.failure
     ]
     unfinished = sum(run.result is None and not run.failure for run in runs)
     if unfinished:
-        problems.append(f"{unfinished} runs are not finished. They are not in the table.")
+        problems.append(
+            "1 run is not finished. It is not in the table."
+            if unfinished == 1
+            else f"{unfinished} runs are not finished. They are not in the table."
+        )
     title = " · ".join(dict.fromkeys(e.title for e in experiments)) or experiment.title
     return Collection(title, tuple(runs), experiment, sections, tuple(problems), expected)
 

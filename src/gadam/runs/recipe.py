@@ -37,6 +37,7 @@ __all__ = [
     "applies_to",
     "differences",
     "override",
+    "suggest_setting",
 ]
 
 
@@ -694,6 +695,27 @@ def _path(setting: str) -> list[str]:
     near = _SYNONYMS.get(key) or did_you_mean(key, [*paths, *(p.split(".")[-1] for p in paths)])
     hint = f"Did you mean {near!r}?" if near else f"Use one of {', '.join(paths)}."
     raise RecipeError(f"A recipe has no setting {key!r}. {hint}")
+
+
+def suggest_setting(key: str, text: str) -> str | None:
+    """Return the ``key=value`` that a user may have meant, or None.
+
+    Args:
+        key: What the user typed, such as an unknown option of a command.
+        text: The value.
+
+    Example:
+        >>> suggest_setting("learning_rate", "0.1"), suggest_setting("optimizer", "adamw")
+        ('lr=0.1', 'optimizer.name=adamw')
+    """
+    if key in _MAIN_SETTINGS:
+        return f"{key}.{_MAIN_SETTINGS[key]}={text}"
+    suggestion = f"{_SYNONYMS.get(key, key)}={text}"
+    try:
+        _path(suggestion)
+    except RecipeError:
+        return None
+    return suggestion
 
 
 def _explain_group(group: str, text: str) -> str:

@@ -7,10 +7,11 @@ labels on small images or part of a text, and proportionally fewer epochs.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Literal
 
-from gadam._names import did_you_mean
+from gadam._names import did_you_mean, is_path
 from gadam.runs.experiment import Experiment
 from gadam.runs.recipe import Average, Data, Language, Optimizer, Recipe, RecipeError
 from gadam.train.catalog import BASES, LINEAR, LINEAR_IA, PAPER, bases_in, side_by_side
@@ -173,13 +174,19 @@ def hours(experiment: Experiment) -> float:
 
     Args:
         experiment: With its number of seeds.
+
+    Returns:
+        The estimate, or NaN if the network, data or task is the user's own.
     """
     total = 0.0
     for r in experiment.recipes.values():
+        if r.model not in GFLOP or is_path(r.data.name) or r.task is not None:
+            return math.nan
         examples = r.data.examples or _EXAMPLES.get(r.data.name, _IMAGENET_EXAMPLES)
         # A backward pass costs two forward passes; refresh and evaluation are forward passes.
         passes = r.epochs * (3 + 1.5 * (2 if r.average else 1) / r.evaluate_every)
-        total += (examples - r.data.validation) * passes * GFLOP[r.model] * experiment.seeds
+        held_out = r.data.validation * (examples if r.data.validation < 1 else 1)
+        total += (examples - held_out) * passes * GFLOP[r.model] * experiment.seeds
     small = all(
         "mini" in r.model or r.data.name == "fashion-mini" for r in experiment.recipes.values()
     )
@@ -263,6 +270,8 @@ def get(name: str, scale: Scale = "mini") -> Experiment:
         RecipeError: There is no such experiment or scale.
     """
     if name not in names():
+        if name in recipes(scale):
+            raise RecipeError(f"{name} is a recipe, not an experiment. Use `gadam train {name}`.")
         near = did_you_mean(name, names())
         hint = f"Did you mean {near!r}?" if near else "Run `gadam list` for the names."
         raise RecipeError(f"There is no experiment {name!r}. {hint}")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from gadam._names import find
 from gadam.train import own_network
 
-__all__ = ["build", "names"]
+__all__ = ["build", "check_name", "names"]
 
 Shape = tuple[int, int, int]
 """Channels, height, and width of an image."""
@@ -68,6 +68,19 @@ def build(name: str, num_classes: int, input_shape: Shape | None = None) -> nn.M
     model = network.factory(shape, num_classes)
     model.apply(_initialize)
     return model
+
+
+def check_name(name: str) -> None:
+    """Raise an error if :func:`build` does not know a network.
+
+    Args:
+        name: As for :func:`build`.
+
+    Raises:
+        ValueError: The network is unknown.
+    """
+    if not own_network.is_own(name):
+        _canonical(name)
 
 
 def _canonical(name: str) -> str:

@@ -1,0 +1,97 @@
+"""Apply settings to recipes, and check everything before anything is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+from torch import nn
+
+from gadam._errors import UserError
+from gadam.commands.options import SweepOptions
+from gadam.runs.recipe import Recipe, RecipeError, applies_to, override
+from gadam.train import models, optimizers, tasks
+
+__all__ = ["apply", "changed"]
+
+
+def changed(
+    recipes: Mapping[str, Recipe], options: SweepOptions, *, everywhere: bool = True
+) -> dict[str, Recipe]:
+    """Return the recipes with the settings of the command line, after a check of everything.
+
+    Args:
+        recipes: The recipes by row.
+        options: The settings, and how to run the recipes.
+        everywhere: Apply every setting to every recipe. If False, apply each to the recipes that
+            have it; at least one must.
+
+    Raises:
+        RecipeError: Options, settings, data sets, networks or optimizers are wrong. It lists all
+            problems.
+    """
+    made, problems = apply(recipes, options.settings, everywhere=everywhere)
+    try:
+        options.check()
+    except RecipeError as error:
+        problems += error.problems
+    for recipe in made.values():
+        problems += _problems(recipe, options.data_path)
+    if problems:
+        raise RecipeError(*dict.fromkeys(problems))
+    return made
+
+
+def apply(
+    recipes: Mapping[str, Recipe], settings: Sequence[str], *, everywhere: bool = True
+) -> tuple[dict[str, Recipe], list[str]]:
+    """Apply settings to recipes.
+
+    Args:
+        recipes: The recipes by row.
+        settings: Each is ``key=value``.
+        everywhere: As for :func:`changed`.
+
+    Returns:
+        The new recipes, and the problems with the settings. If there are problems, the recipes have
+        only the network and the data of the settings.
+    """
+    problems: list[str] = []
+    chosen = {row: list(settings) for row in recipes}
+    if not everywhere:
+        for setting in settings:
+            try:
+                with_it = {row for row, recipe in recipes.items() if applies_to(setting, recipe)}
+            except RecipeError:
+                continue  # `override` explains it
+            if not with_it:
+                problems.append(f"--set {setting} applies to none of the rows.")
+            for row in recipes.keys() - with_it:
+                chosen[row].remove(setting)
+    made: dict[str, Recipe] = {}
+    for row, recipe in recipes.items():
+        try:
+            made[row] = override(recipe, chosen[row])
+        except RecipeError as error:
+            problems += error.problems
+            task = [s for s in chosen[row] if s.startswith(("model=", "data.name="))]
+            with suppress(RecipeError):
+                made[row] = override(recipe, task)
+    return made, problems
+
+
+def _problems(recipe: Recipe, data_dir: str | None) -> list[str]:
+    """Return what prevents a recipe from being trained."""
+    try:
+        tasks.check(recipe, data_dir)
+    except (UserError, ValueError) as error:  # ValueError: an unknown name, an invalid beta
+        found = [str(error)]
+    else:
+        return []
+    try:
+        if recipe.language is None and recipe.task is None:
+            models.check_name(recipe.model)
+        optimizers.build(recipe, nn.Linear(1, 1), 0)
+    except (UserError, ValueError) as error:
+        found.append(str(error))
+    return found
