@@ -275,3 +275,25 @@ def test_a_run_killed_at_ten_random_moments_ends_with_the_same_bits(tmp_path):
     assert last.returncode == 0, errors
     assert killed > 0
     assert_same_run(whole / "compare-gadam-0", torn / "compare-gadam-0")
+
+
+def test_jobs_may_lead_to_other_jobs(tmp_path):
+    def then(job: TrainingJob, result: RunResult | None) -> list[TrainingJob]:
+        assert (result is None) == (job.label == "bad")
+        following = {"first": ("bad", "second"), "bad": ("third",)}.get(job.label, ())
+        return [jobs[label] for label in following]
+
+    short = replace(RECIPE, epochs=1, average=None)
+    bad = replace(short, model="vgg-minni")
+    jobs = {
+        label: TrainingJob(label, bad if label == "bad" else short, 0, tmp_path / label)
+        for label in ("first", "bad", "second", "third")
+    }
+    recorder = Recorder()
+    results = sweep([jobs["first"]], recorder, workers=2, then=then)
+    assert {job.label: result is not None for job, result in results.items()} == {
+        "first": True,
+        "bad": False,
+        "second": True,
+        "third": True,
+    }

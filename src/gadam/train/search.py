@@ -42,8 +42,10 @@ from gadam.train.experiments import in_proportion
 __all__ = [
     "CENTERS",
     "TRIAL_SEED",
+    "Comparison",
     "Edge",
     "Plan",
+    "Run",
     "Rung",
     "Setting",
     "Trial",
@@ -172,14 +174,19 @@ class Tuned:
     """The outcome of a search.
 
     Args:
-        setting: The best setting.
+        trial: The best trial.
         score: Its score.
-        edges: The sides on which it is still at the edge of what was tried.
+        edges: The sides on which its setting is still at the edge of what was tried.
     """
 
-    setting: Setting
+    trial: Trial
     score: float
     edges: tuple[Edge, ...]
+
+    @property
+    def setting(self) -> Setting:
+        """The best setting."""
+        return self.trial.setting
 
 
 def due(plan: Plan, center: Setting, scores: Mapping[Trial, float]) -> list[Trial]:
@@ -219,7 +226,86 @@ def tuned(plan: Plan, scores: Mapping[Trial, float]) -> Tuned:
     full = [trial for trial in scores if trial.epochs == plan.epochs]
     best = min(full, key=lambda trial: (-scores[trial], trial.number))
     tried = [trial.setting for trial in scores]
-    return Tuned(best.setting, scores[best], tuple(_edges(best.setting, tried)))
+    return Tuned(best, scores[best], tuple(_edges(best.setting, tried)))
+
+
+class Run(NamedTuple):
+    """A run of a comparison: a trial, or a final run of the best one.
+
+    Args:
+        method: The method.
+        trial: What is trained.
+        seed: :data:`TRIAL_SEED`, or the seed of a final run.
+    """
+
+    method: str
+    trial: Trial
+    seed: int
+
+    @property
+    def is_final(self) -> bool:
+        """True if the run counts in the result."""
+        return self.seed != TRIAL_SEED
+
+
+class Comparison:
+    """The searches of several methods side by side, each followed by its final runs.
+
+    Args:
+        plan: How much to train.
+        centers: The usual setting of each method.
+
+    Attributes:
+        scores: The scores of each method's trials so far.
+
+    Example:
+        >>> comparison = Comparison(Plan(2, 10, seeds=3), {"SGD": CENTERS["sgd"]})
+        >>> (first,) = comparison.start()
+        >>> (second,) = comparison.after(first, score=90.0)
+        >>> [run.seed for run in comparison.after(second, score=89.0)]
+        [0, 1, 2]
+        >>> comparison.tuned("SGD").setting
+        Setting(lr=0.1, weight_decay=0.001)
+    """
+
+    def __init__(self, plan: Plan, centers: Mapping[str, Setting]) -> None:
+        self.plan, self.centers = plan, dict(centers)
+        self.scores: dict[str, dict[Trial, float]] = {method: {} for method in centers}
+        self._begun: dict[str, set[Trial]] = {method: set() for method in centers}
+
+    def start(self) -> list[Run]:
+        """Return the first runs, those of all methods in turn."""
+        columns = [self._due(method) for method in self.centers]
+        return [run for row in zip(*columns, strict=True) for run in row]
+
+    def after(self, run: Run, score: float) -> list[Run]:
+        """Return the runs that a result makes possible.
+
+        Args:
+            run: The run that ended.
+            score: Its validation score.
+        """
+        if run.is_final:
+            return []
+        self.scores[run.method][run.trial] = score
+        return self._due(run.method)
+
+    def tuned(self, method: str) -> Tuned:
+        """Return the best setting of a method whose search is over.
+
+        Args:
+            method: The method.
+        """
+        return tuned(self.plan, self.scores[method])
+
+    def _due(self, method: str) -> list[Run]:
+        trials = due(self.plan, self.centers[method], self.scores[method])
+        if not trials:
+            best = self.tuned(method).trial
+            return [Run(method, best, seed) for seed in range(self.plan.seeds)]
+        new = [trial for trial in trials if trial not in self._begun[method]]
+        self._begun[method].update(new)
+        return [Run(method, trial, TRIAL_SEED) for trial in new]
 
 
 def recipe_of(recipe: Recipe, trial: Trial) -> Recipe:
