@@ -387,7 +387,7 @@ class Recipe(_Settings):
         )
         if self.average is not None and isinstance(self.average.start, int):
             yield from _unless(
-                self.average.start < self.epochs,
+                self.average.start < self.epochs or self.epochs < 1,
                 f"average.start={self.average.start} leaves nothing to average in {self.epochs} "
                 "epochs. Set average.start too.",
             )
