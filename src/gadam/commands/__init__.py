@@ -158,15 +158,16 @@ def _hint(name: str) -> str:
         return "Put the command first, then its options."
     if name.endswith(".py"):
         return f"Did you mean `gadam compare {name}`?"
-    if near:
-        return f"Did you mean {near!r}?"
-    from gadam.train import experiments
+    if not near or "-" in name:  # names of experiments and recipes have hyphens
+        from gadam.train import experiments
 
-    if name in experiments.names():
-        return f"Did you mean `gadam reproduce {name}`?"
-    if name in experiments.recipes():
-        return f"Did you mean `gadam train {name}`?"
-    return "Run `gadam --help` for the commands."
+        for command, known in (
+            ("reproduce", experiments.names()),
+            ("train", experiments.recipes()),
+        ):
+            if name in known:
+                return f"Did you mean `gadam {command} {name}`?"
+    return f"Did you mean {near!r}?" if near else "Run `gadam --help` for the commands."
 
 
 def _run(command: Command, arguments: list[str]) -> int:

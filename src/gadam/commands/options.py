@@ -70,7 +70,9 @@ def _explain_near_misses(kind: Any, name: str, arguments: list[str]) -> None:
         if word.startswith("--") and key not in known | {"set"}:
             suggestion = suggest_setting(key, value or "VALUE")
             if suggestion is not None:
-                raise RecipeError(f"`gadam {name}` has no option --{key}. Use --set {suggestion}.")
+                raise RecipeError(
+                    f"`gadam {name}` has no option {word.partition('=')[0]}. Use --set {suggestion}."
+                )
         if equals and not before.startswith("-") and not word.startswith("-"):
             raise RecipeError(f"Settings need --set before each. Use --set {word}.")
         before = word

@@ -54,7 +54,7 @@ def apply(
 
     Returns:
         The new recipes, and the problems with the settings. If there are problems, the recipes have
-        only the network and the data of the settings.
+        only the settings without any.
     """
     problems: list[str] = []
     chosen = {row: list(settings) for row in recipes}
@@ -74,10 +74,17 @@ def apply(
             made[row] = override(recipe, chosen[row])
         except RecipeError as error:
             problems += error.problems
-            task = [s for s in chosen[row] if s.startswith(("model=", "data.name="))]
             with suppress(RecipeError):
-                made[row] = override(recipe, task)
+                made[row] = override(recipe, [s for s in chosen[row] if _is_valid(s, recipe)])
     return made, problems
+
+
+def _is_valid(setting: str, recipe: Recipe) -> bool:
+    try:
+        override(recipe, [setting])
+    except RecipeError:
+        return False
+    return True
 
 
 def _problems(recipe: Recipe, data_dir: str | None) -> list[str]:

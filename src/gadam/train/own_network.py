@@ -100,12 +100,11 @@ def _importable(module: str) -> Iterator[str]:
         loaded = local_modules(module)
     except CodeError as error:
         near = did_you_mean(module, [file.stem for file in Path.cwd().glob("*.py")])
-        hint = f"Did you mean {near!r}? " if near else ""
+        hint = f"Did you mean {near!r}?" if near else "Check `model`."
         if "There is no" not in str(error):
             raise RecipeError(str(error)) from None
         raise RecipeError(
             f"There is no module {module!r} in the working directory or the environment. {hint}"
-            "Check `model`."
         ) from None
     if outdated:  # edited since, or a module of the same name in another folder
         for each in (*loaded, module_name.split(".")[0]):
