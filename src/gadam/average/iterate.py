@@ -296,6 +296,33 @@ class IterateAverage:
         with self._swapped(model, batchnorm):
             yield
 
+    @contextmanager
+    def suspended(self, model: nn.Module | None = None) -> Iterator[None]:
+        """Swap the raw weights back in for a block inside :meth:`applied`.
+
+        Use this to write a checkpoint of the raw weights in code that takes the model, not its
+        state dict. Outside of :meth:`applied`, this has no effect.
+
+        Args:
+            model: The model that holds the parameters. Required for FSDP2.
+
+        Example:
+            >>> import torch, gadam
+            >>> model = torch.nn.Linear(4, 1)
+            >>> optimizer = gadam.Gadam(model.parameters(), average=gadam.Averaging(start=1))
+            >>> for _ in range(2):
+            ...     model(torch.randn(8, 4)).square().mean().backward()
+            ...     optimizer.step()
+            >>> raw = model.weight.detach().clone()
+            >>> with optimizer.average.applied(model):
+            ...     assert not torch.equal(model.weight, raw)
+            ...     with optimizer.average.suspended(model):
+            ...         assert torch.equal(model.weight, raw)
+        """
+        raw = self._applied._raw if self._applied is not None else {}
+        with swapped(model, list(raw), raw.__getitem__, {}):
+            yield
+
     def copy_to(self, model: nn.Module | None = None, batchnorm: BatchNorm = None) -> None:
         """Overwrite the model's weights with the averaged ones, permanently.
 
