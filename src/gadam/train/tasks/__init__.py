@@ -16,8 +16,9 @@ from gadam.train import optimizers
 from gadam.train.tasks.images import ImageTask, build_classifier
 from gadam.train.tasks.language import LanguageTask, build_language_model
 from gadam.train.tasks.own import load_task
+from gadam.train.tasks.randomness import seed_all
 from gadam.train.tasks.supervised import SupervisedTask
-from gadam.train.tasks.task import Task, TaskError, seed_all, seed_for, steps_before_averaging
+from gadam.train.tasks.task import Task, TaskError, seed_for, steps_before_averaging
 
 __all__ = [
     "ImageTask",

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import random
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any, Protocol, TypeAlias, cast
 
 import torch
@@ -20,12 +17,12 @@ from gadam._modes import preserved_modes
 from gadam.runs.recipe import Mode
 from gadam.train.tasks import batch as batches_of
 from gadam.train.tasks import metrics
-from gadam.train.tasks.task import Purpose, Task, TaskError, seed_all, seed_for
+from gadam.train.tasks.randomness import Generators, isolated, seed_all
+from gadam.train.tasks.task import Purpose, Task, TaskError, seed_for
 
 __all__ = ["SupervisedTask"]
 
 Split: TypeAlias = "tuple[Any, ...] | Dataset[Any] | Sequence[Any] | Callable[..., Iterable[Any]]"
-_END = object()
 
 
 class SupervisedTask(Task[Any]):
@@ -226,7 +223,7 @@ class SupervisedTask(Task[Any]):
             num_workers=self._workers,
             generator=torch.Generator().manual_seed(seed),
         )
-        for batch in _isolated(lambda: loader, seed):
+        for batch in isolated(lambda: loader, seed):
             yield batches_of.moved(batch, self.device)
 
     # ------------------------------------------------------------------------- loss and metrics
@@ -451,7 +448,7 @@ class _Function:
             seed: The run's seed.
             own_seed: The seed of all random numbers that the function draws.
         """
-        return _isolated(lambda: self._call(epoch, seed, own_seed), own_seed)
+        return isolated(lambda: self._call(epoch, seed, own_seed), own_seed)
 
     def count(self, seed: int) -> int:
         """Return the number of batches of the first epoch.
@@ -463,7 +460,7 @@ class _Function:
             TaskError: There are none.
         """
         own_seed = seed_for(seed, 0, "order")
-        with _Generators(own_seed).active():
+        with Generators(own_seed).active():
             batches = self._call(0, seed, own_seed)
             try:
                 count = len(batches)  # type: ignore[arg-type]
@@ -472,65 +469,3 @@ class _Function:
         if count == 0:
             raise TaskError(f"{self._name} returned no batches. Return at least one.")
         return count
-
-
-# -------------------------------------------------------------------------------------- randomness
-
-
-class _Generators:
-    """Separate states of the global generators on the CPU, for code that uses them.
-
-    Args:
-        seed: The seed of all of them.
-    """
-
-    def __init__(self, seed: int) -> None:
-        outside = self._states()
-        torch.default_generator.manual_seed(seed)
-        random.seed(seed)
-        if (numpy := sys.modules.get("numpy")) is not None:
-            numpy.random.seed(seed % 2**32)
-        self._inside = self._states()
-        self._restore(outside)
-
-    @staticmethod
-    def _states() -> tuple[Tensor, Any, Any]:
-        numpy = sys.modules.get("numpy")
-        state = None if numpy is None else numpy.random.get_state()
-        return torch.get_rng_state(), random.getstate(), state
-
-    @staticmethod
-    def _restore(states: tuple[Tensor, Any, Any]) -> None:
-        torch.set_rng_state(states[0])
-        random.setstate(states[1])
-        if states[2] is not None:
-            sys.modules["numpy"].random.set_state(states[2])
-
-    @contextmanager
-    def active(self) -> Iterator[None]:
-        """Use these states in a block, and continue from them in the next one."""
-        outside = self._states()
-        self._restore(self._inside)
-        try:
-            yield
-        finally:
-            self._inside = self._states()
-            self._restore(outside)
-
-
-def _isolated(start: Callable[[], Iterable[Any]], seed: int) -> Iterator[Any]:
-    """Iterate over batches that draw from generators of their own.
-
-    Args:
-        start: Returns the batches.
-        seed: The seed of the generators.
-    """
-    generators = _Generators(seed)
-    with generators.active():
-        iterator = iter(start())
-    while True:
-        with generators.active():
-            batch = next(iterator, _END)
-        if batch is _END:
-            return
-        yield batch

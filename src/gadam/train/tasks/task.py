@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import sys
 from collections.abc import Iterator
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -20,7 +18,6 @@ __all__ = [
     "Purpose",
     "Task",
     "TaskError",
-    "seed_all",
     "seed_for",
     "steps_before_averaging",
 ]
@@ -216,18 +213,6 @@ def seed_for(seed: int, epoch: int, purpose: Purpose) -> int:
         purpose: What the seed is for.
     """
     return (seed * 1_000_003 + epoch) * len(_PURPOSES) + _PURPOSES.index(purpose)
-
-
-def seed_all(seed: int) -> None:
-    """Seed the global generators of torch, of ``random``, and of NumPy if it is imported.
-
-    Args:
-        seed: The seed.
-    """
-    torch.manual_seed(seed)
-    random.seed(seed)
-    if (numpy := sys.modules.get("numpy")) is not None:
-        numpy.random.seed(seed % 2**32)
 
 
 def steps_before_averaging(recipe: Recipe, task: Task) -> int:
