@@ -6,12 +6,17 @@
  */
 #define _POSIX_C_SOURCE 200809L
 #include <math.h>
+#include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
 #ifndef _WIN32
 #include <unistd.h>
+#endif
+
+#if defined(__GLIBC__) && defined(__x86_64__)
+__asm__(".symver pow, pow@GLIBC_2.2.5"); /* the newest pow needs glibc 2.29 */
 #endif
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
@@ -507,23 +512,23 @@ static int run_chunk(const Job *job, const Coefficients *c, const int64_t *offse
 static pid_t home;
 #endif
 
-/* Returns the name of the instruction set. Call once, before the first step. */
-const char *gadam_open(void)
+/* GOMP_parallel: runs a function on all threads of a team, and waits for them. It is an entry point
+ * of both GNU's and LLVM's OpenMP. The caller passes that of torch, so that both use the same
+ * threads, whatever the name of torch's copy. Linking to OpenMP could load a second runtime, with
+ * its own threads that spin on the same cores. */
+typedef void (*Parallel)(void (*work)(void *), void *argument, unsigned threads, unsigned flags);
+static Parallel parallel;
+
+/* Returns the name of the instruction set. Call once, before the first step. Without an OpenMP
+ * runtime, pass NULL: the kernel then uses one thread. */
+const char *gadam_open(Parallel openmp)
 {
     choose_instruction_set();
+    parallel = openmp;
 #ifndef _WIN32
     home = getpid();
 #endif
     return instruction_set;
-}
-
-int gadam_has_openmp(void)
-{
-#ifdef _OPENMP
-    return 1;
-#else
-    return 0;
-#endif
 }
 
 /* Returns the size of Job, for the caller to compare with its own. */
@@ -542,6 +547,28 @@ void gadam_power_f64(const double *x, double *y, int64_t n, double e)
     const Exponent exponent = exponent_of(e);
     for (int64_t i = 0; i < n; ++i)
         y[i] = power_f64(x[i], exponent);
+}
+
+/* A step that all threads of a team work on. */
+typedef struct {
+    const Job *job;
+    const Coefficients *coefficients;
+    const int64_t *offset;
+    int64_t chunks;
+    _Atomic int64_t next; /* the first chunk that no thread has taken */
+    _Atomic int32_t not_finite;
+} Team;
+
+static void run_chunks(void *argument)
+{
+    Team *team = argument;
+    for (;;) {
+        const int64_t chunk = atomic_fetch_add_explicit(&team->next, 1, memory_order_relaxed);
+        if (chunk >= team->chunks)
+            break;
+        if (!run_chunk(team->job, team->coefficients, team->offset, chunk))
+            atomic_store_explicit(&team->not_finite, 1, memory_order_relaxed);
+    }
 }
 
 /* Performs one step of all tensors of the job. Returns 0, or -1 if memory runs out, before any
@@ -565,30 +592,17 @@ int gadam_step(Job *job)
         offset[t + 1] = offset[t] + job->numel[t];
     }
     const int64_t chunks = (offset[tensors] + CHUNK - 1) / CHUNK;
-    int32_t not_finite = 0;
-
     int threads = job->threads < chunks ? job->threads : (int)chunks;
 #ifndef _WIN32
     if (getpid() != home) /* OpenMP's threads do not survive a fork */
         threads = 1;
 #endif
-#ifdef _OPENMP
-    if (threads > 1) {
-        int64_t next = 0;
-#pragma omp parallel num_threads(threads) reduction(| : not_finite)
-        for (;;) {
-            int64_t chunk;
-#pragma omp atomic capture
-            chunk = next++;
-            if (chunk >= chunks)
-                break;
-            not_finite |= !run_chunk(job, c, offset, chunk);
-        }
-    } else
-#endif
-        for (int64_t chunk = 0; chunk < chunks; ++chunk)
-            not_finite |= !run_chunk(job, c, offset, chunk);
-    job->not_finite = not_finite;
+    Team team = {job, c, offset, chunks, 0, 0};
+    if (parallel && threads > 1)
+        parallel(run_chunks, &team, (unsigned)threads, 0);
+    else
+        run_chunks(&team);
+    job->not_finite = team.not_finite;
     free(c);
     free(offset);
     return 0;

@@ -7,6 +7,7 @@ APIs: a moved symbol costs speed, not ``import gadam``.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -33,6 +34,7 @@ __all__ = [
     "is_on_host",
     "is_zero_tensor",
     "new_dtensor",
+    "openmp_parallel",
     "optimizer_hooks",
     "restore_buffer_table",
     "tensor_check",
@@ -116,6 +118,23 @@ def unwrap_compiled(model: nn.Module) -> nn.Module | None:
     if type(model).__name__ == "OptimizedModule" and len(children) == 1:
         return children[0]
     return None
+
+
+# --------------------------------------------------------------------------------------- threads
+
+
+def openmp_parallel() -> int | None:
+    """Return the address of ``GOMP_parallel`` in the OpenMP runtime that torch uses.
+
+    Returns:
+        The address, or None if torch was built without OpenMP, or if its runtime has no such
+        function.
+    """
+    try:  # a symbol is also looked up in the libraries that torch's own library depends on
+        function = ctypes.CDLL(torch._C.__file__).GOMP_parallel
+    except (AttributeError, OSError, TypeError):
+        return None
+    return ctypes.cast(function, ctypes.c_void_p).value
 
 
 # ------------------------------------------------------------------------------------ optimizers

@@ -9,9 +9,9 @@ from __future__ import annotations
 import ctypes
 import functools
 import multiprocessing
+import os
 from array import array
 from collections.abc import Callable, Iterable, Mapping
-from importlib.machinery import EXTENSION_SUFFIXES
 from itertools import chain
 from operator import is_, itemgetter
 from pathlib import Path
@@ -54,21 +54,22 @@ class _Job(ctypes.Structure):
 @functools.cache
 def _library() -> tuple[Any, str]:
     """Return the kernel, or None, and its description."""
-    file = Path(__file__).parents[1] / f"_kernel{EXTENSION_SUFFIXES[0]}"
+    file = Path(__file__).parents[1] / ("_kernel.dll" if os.name == "nt" else "_kernel.so")
     if not file.exists():
         return None, "not built (no compiler was found when gadam was installed)"
+    openmp = _torch.openmp_parallel()
     try:
         library = ctypes.CDLL(str(file))
+        library.gadam_open.argtypes = [ctypes.c_void_p]
         library.gadam_open.restype = ctypes.c_char_p
         library.gadam_job_size.restype = ctypes.c_int64
         library.gadam_step.argtypes = [ctypes.POINTER(_Job)]
         if library.gadam_job_size() != ctypes.sizeof(_Job):
             return None, "built from another version of gadam (reinstall gadam)"
-        instructions = library.gadam_open().decode()
+        instructions = library.gadam_open(openmp).decode()
     except (OSError, AttributeError) as error:
         return None, f"cannot be loaded ({error})"
-    threads = "OpenMP" if library.gadam_has_openmp() else "one thread"
-    return library, f"{instructions}, {threads}"
+    return library, f"{instructions}, {'one thread' if openmp is None else 'OpenMP'}"
 
 
 # OpenMP's threads do not survive a fork. The kernel records its process when it is opened, so open
