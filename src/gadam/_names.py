@@ -1,4 +1,4 @@
-"""Forgiving lookup of names that users type, with suggestions for misspelled ones."""
+"""Words of messages: lookup of names that users type, suggestions, and plurals."""
 
 from __future__ import annotations
 
@@ -7,7 +7,21 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 
-__all__ = ["did_you_mean", "find", "is_path", "is_written_as_path"]
+__all__ = ["count", "did_you_mean", "find", "is_path", "is_written_as_path"]
+
+
+def count(number: int, noun: str) -> str:
+    """Return a number with its noun, in the plural unless it is one.
+
+    Args:
+        number: The number.
+        noun: The noun in the singular. Its plural ends in s.
+
+    Example:
+        >>> count(1, "run"), count(1200, "run")
+        ('1 run', '1,200 runs')
+    """
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:

@@ -31,8 +31,8 @@ def test_a_changed_file_is_named_and_ends_with_code_1(tmp_path, capsys):
         f"{path} does not match manifest.json: it was changed after the run finished.\n"
     )
     assert captured.err == (
-        "8 runs: 5 match their manifest, 1 are not finished, 1 were written by a version without "
-        "manifests, 1 do not match. 1 problems.\n"
+        "8 runs: 5 match their manifest, 1 is not finished, 1 was written by a version without "
+        "manifests, 1 does not match. 1 problem.\n"
     )
 
 

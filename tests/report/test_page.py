@@ -13,7 +13,9 @@ import pytest
 
 import made
 from gadam.report import ReportError, figures, page, tables
-from gadam.runs import collect, summary
+from gadam.runs import Experiment, collect, summary
+from gadam.runs.files import write_json
+from gadam.runs.verdict import verdicts
 
 
 def data_of(html: str) -> dict:
@@ -28,16 +30,58 @@ def test_the_numbers_match_the_records(tmp_path):
     for row in summary.summarize(collection.experiment, collection.results):
         assert str(row.iterate) in html
         assert row.average is None or str(row.average) in html
-    curve = next(
-        c for c in data_of(html)["curves"] if (c["label"], c["point"]) == ("Gadam", "average")
-    )
+    (panel,) = data_of(html)["panels"]["curves"]
+    curve = next(c for c in panel["curves"] if (c["label"], c["point"]) == ("Gadam", "average"))
     assert curve["epoch"] == [3, 4, 5, 6]
     assert curve["seeds"] == [3] * 4
     last = [run.epochs[-1].metric("accuracy", "average") for run in collection.runs_of("Gadam")]
-    assert curve["value"][-1] == pytest.approx(100 - sum(v for v in last if v) / 3, abs=1e-3)
+    assert curve["value"][-1] == pytest.approx(sum(v for v in last if v) / 3, abs=1e-3)
     assert "75.73" in html
     assert "gadam reproduce made" in html
     assert not collection.problems
+
+
+def test_the_answer_comes_first(tmp_path):
+    collection = collect([made.sweep(tmp_path)])
+    html = page.render(collection)
+    (verdict,) = verdicts(collection.experiment, collection.results)
+    assert verdict.best == "Gadam"
+    assert f'<p class="verdict">{verdict.sentence()}</p>' in html
+    places = [html.index(f'id="{name}"') for name in ("answer", "gains-0", "results", "curves-0")]
+    assert places == sorted(places)
+
+
+def test_each_task_has_its_own_panels_and_heading(tmp_path):
+    made.sweep(tmp_path)
+    true = {
+        f"true labels: {row}": replace(recipe, data=replace(recipe.data, label_noise=0.3))
+        for row, recipe in made.RECIPES.items()
+    }
+    for row, recipe in true.items():
+        for seed in range(3):
+            made.run(tmp_path / f"{row[-5:]}-{seed}-true", row, seed, recipe=recipe)
+    bases = {"Gadam": "AdamW", "true labels: Gadam": "true labels: AdamW"}
+    experiment = Experiment("made", "Made up", {**made.RECIPES, **true}, bases=bases)
+    write_json(tmp_path / "experiment.json", experiment.to_dict())
+    html = page.render(collect([tmp_path]))
+    panels = data_of(html)["panels"]
+    assert [len(panels[kind]) for kind in ("gains", "curves", "costs")] == [2, 2, 2]
+    assert len(panels["rates"]) == 1  # they are the same in both tasks
+    first, second = ({c["name"] for c in panel["curves"]} for panel in panels["curves"])
+    assert first == second == {"AdamW", "Gadam"}
+    colors = [panel["spec"]["layer"][0]["encoding"]["color"]["scale"] for panel in panels["curves"]]
+    assert colors[0] == colors[1]
+    assert html.count('<tr class="group">') >= 2
+    assert "2 methods, 2 tasks, 3 seeds" in html
+
+
+def test_one_run_is_complete_without_an_experiment(tmp_path):
+    made.run(tmp_path / "gadam-0", "Gadam", 0)
+    html = page.render(collect([tmp_path]))
+    assert "1 of 1 run is finished: 1 method, 1 task, 1 seed." in html
+    assert "So far" not in html
+    made.run(tmp_path / "gadam-1", "Gadam", 1, epochs=2)
+    assert "So far, Gadam is best" in page.render(collect([tmp_path]))
 
 
 def test_a_running_sweep_shows_what_is_missing(tmp_path):
@@ -46,8 +90,8 @@ def test_a_running_sweep_shows_what_is_missing(tmp_path):
     shutil.rmtree(tmp_path / "gadam-1")
     made.run(tmp_path / "gadam-1", "Gadam", 1, epochs=2)
     collection = collect([tmp_path])
-    assert any("1 of 6 runs have not started" in p for p in collection.problems)
-    assert any("1 runs are not finished" in p for p in collection.problems)
+    assert any("1 of 6 runs has not started" in p for p in collection.problems)
+    assert any("1 run is not finished" in p for p in collection.problems)
     html = page.render(collection)
     assert "at epoch 2 of 6" in html
     assert "4 of 6 runs are finished" in html
@@ -79,7 +123,7 @@ def test_a_torn_line_is_named(tmp_path):
     made.sweep(tmp_path)
     with (tmp_path / "gadam-1" / "epochs.jsonl").open("a") as file:
         file.write("torn\n")
-    assert any("1 damaged lines" in problem for problem in collect([tmp_path]).problems)
+    assert any("1 damaged line" in problem for problem in collect([tmp_path]).problems)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +199,7 @@ def test_text_from_records_is_escaped(tmp_path):
     tags.feed(html)
     assert "img" not in tags.found
     assert html.count("<script") == 3
-    assert data_of(html)["curves"][0]["label"] == evil
+    assert data_of(html)["panels"]["curves"][0]["curves"][0]["label"] == evil
 
 
 def test_sections_are_on_the_page(tmp_path):

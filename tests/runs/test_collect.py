@@ -97,8 +97,8 @@ def test_a_running_sweep(tmp_path):
     made.run(tmp_path / "gadam-1", "Gadam", 1, epochs=2)
     found = collect([tmp_path])
     assert found.problems == (
-        "1 of 6 runs have not started.",
-        "1 runs are not finished. They are not in the table.",
+        "1 of 6 runs has not started.",
+        "1 run is not finished. It is not in the table.",
     )
     assert found.runs_of("Gadam")[1].status == "at epoch 2 of 6"
     assert ("Gadam", 1) not in found.results
@@ -205,7 +205,7 @@ def test_damaged_lines_are_counted(tmp_path):
     lines = tmp_path / "gadam-1" / "epochs.jsonl"
     with lines.open("a") as file:
         file.write("torn\n")
-    assert collect([tmp_path]).problems == (f"{lines} has 1 damaged lines.",)
+    assert collect([tmp_path]).problems == (f"{lines} has 1 damaged line.",)
 
 
 def test_one_line_of_a_running_run_may_be_incomplete(tmp_path):

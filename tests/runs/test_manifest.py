@@ -159,5 +159,5 @@ def test_other_files_with_hashes_are_checked(tmp_path):
     assert [(p.path.name, p.reason) for p in problems] == [
         ("analysis.json", "is damaged (its content does not match its hash)"),
         ("a.json", "is damaged (its content does not match its hash)"),
-        ("analysis.jsonl", "has 1 damaged lines"),
+        ("analysis.jsonl", "has 1 damaged line"),
     ]

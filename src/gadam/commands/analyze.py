@@ -45,7 +45,7 @@ class _Options:
     """Options of the command.
 
     Args:
-        folder: A run, or a sweep.
+        folder: A run, or a sweep. The search goes two levels deep.
         parts: Parts to measure, separated by commas. Default: the parts that the experiment is
             about, or all parts that these runs allow.
         examples: Training examples for curvature and gradient noise. Default: all.
@@ -177,6 +177,8 @@ def analyze(
     check_positive(threads=threads, workers=workers)
     check_device(device)
     names = _choose(parts, collection)
+    if not quiet and not json:
+        print(f"Found {collection.describe()} in {folder}. Measuring {', '.join(names)}.")
     jobs = {
         (run.label, run.seed): StudyJob(
             run.label,
@@ -220,7 +222,8 @@ def analyze(
 def _collect(folder: Path) -> Collection:
     collection = collect([folder])
     if not collection.runs:
-        raise RunError(" ".join(collection.problems) or f"There are no runs in {folder}.")
+        found = f"There are no runs in {folder} or up to two levels below it."
+        raise RunError(" ".join(collection.problems) or found)
     if all(run.result is None for run in collection.runs):
         raise RunError(f"No run in {folder} is finished. Rerun the command that trains them.")
     return collection

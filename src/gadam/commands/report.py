@@ -10,7 +10,7 @@ from typing import Annotated
 import tyro
 
 from gadam.report import ReportError, write
-from gadam.runs.collect import not_a_folder
+from gadam.runs.collect import collect, not_a_folder
 
 __all__ = ["run"]
 
@@ -20,7 +20,7 @@ class _Arguments:
     """Show runs as one HTML page that needs no network, with figures and tables beside it.
 
     Args:
-        folders: Folders of runs, or of whole sweeps.
+        folders: Folders of runs or of whole sweeps, searched two levels deep.
         out: Where to write.
         serve: Serve the page of a running sweep to a browser instead of writing it.
         host: With --serve, the address to listen on. The default accepts only this machine.
@@ -62,7 +62,10 @@ def run(arguments: list[str]) -> int:
     if options.serve:
         return _serve(options)
     out = options.out or options.folders[0]
-    page = write(options.folders, out, figures=options.figures)
+    collection = collect(options.folders)
+    if collection.runs and not options.json:
+        print(f"Found {collection.describe()} in {', '.join(map(str, options.folders))}.")
+    page = write(options.folders, out, figures=options.figures, collection=collection)
     if options.json:
         print(json.dumps({"event": "report", "page": str(page)}), flush=True)
     else:

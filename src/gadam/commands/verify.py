@@ -10,6 +10,7 @@ from typing import Annotated
 
 import tyro
 
+from gadam._names import count
 from gadam.commands.options import Flag, option, parse
 from gadam.runs.collect import not_a_folder
 from gadam.runs.files import RunError, to_json
@@ -77,11 +78,19 @@ def run(arguments: list[str]) -> int:
 
 
 def _summary(states: Counter[str], wrong: int) -> str:
-    parts = [f"{states['finished']} match their manifest"]
-    parts += [f"{states['unfinished']} are not finished"] * bool(states["unfinished"])
-    old = f"{states['unverified']} were written by a version without manifests"
-    parts += [old] * bool(states["unverified"])
-    parts += [f"{states['wrong']} do not match"] * bool(states["wrong"])
-    total = sum(states.values())
-    found = f"{wrong} problems." if wrong else "No problems."
-    return f"{total} runs: {', '.join(parts)}. {found}"
+    def clause(state: str, one: str, many: str) -> list[str]:
+        number = states[state]
+        return [f"{number} {one if number == 1 else many}"] if number else []
+
+    parts = [
+        *clause("finished", "matches its manifest", "match their manifest"),
+        *clause("unfinished", "is not finished", "are not finished"),
+        *clause(
+            "unverified",
+            "was written by a version without manifests",
+            "were written by a version without manifests",
+        ),
+        *clause("wrong", "does not match", "do not match"),
+    ]
+    found = f"{count(wrong, 'problem')}." if wrong else "No problems."
+    return f"{count(sum(states.values()), 'run')}: {', '.join(parts) or 'none'}. {found}"

@@ -13,6 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 from gadam.report.page import render
 from gadam.runs import collect
+from gadam.runs.collect import find_files
 
 __all__ = ["Server"]
 
@@ -66,7 +67,7 @@ class Server(ThreadingHTTPServer):
         digest = hashlib.sha256()
         for folder in self.folders:
             for name in _RECORDS:
-                for path in sorted(folder.rglob(name)):
+                for path in find_files(folder, name):
                     try:
                         status = path.stat()
                     except FileNotFoundError:  # a retried run has just removed it

@@ -10,13 +10,19 @@ from gadam.report.errors import ReportError
 from gadam.report.figures import write_figures
 from gadam.report.page import render
 from gadam.report.tables import write_tables
-from gadam.runs import collect
+from gadam.runs import Collection, collect
 from gadam.runs.files import write_atomically
 
 __all__ = ["write"]
 
 
-def write(folders: Sequence[Path], out: Path, *, figures: bool = True) -> Path:
+def write(
+    folders: Sequence[Path],
+    out: Path,
+    *,
+    figures: bool = True,
+    collection: Collection | None = None,
+) -> Path:
     """Write report.html, and figures and tables beside it.
 
     Problems with single runs are printed to stderr and shown on the page.
@@ -25,6 +31,7 @@ def write(folders: Sequence[Path], out: Path, *, figures: bool = True) -> Path:
         folders: Folders of runs, or of whole sweeps.
         out: Where to write; created if it does not exist.
         figures: Also write figures and tables, to the subfolder ``figures``.
+        collection: The runs in these folders, if they have been read.
 
     Returns:
         The path of the page.
@@ -34,9 +41,10 @@ def write(folders: Sequence[Path], out: Path, *, figures: bool = True) -> Path:
             ``gadam[report]`` is not installed.
         RunError: A file cannot be written.
     """
-    collection = collect(folders)
+    collection = collect(folders) if collection is None else collection
     if not collection.runs and not collection.sections:
-        reason = " ".join(collection.problems) or "There are no runs."
+        none = "There are no runs in it or up to two levels below it."
+        reason = " ".join(collection.problems) or none
         raise ReportError(f"Nothing to report in {', '.join(map(str, folders))}. {reason}")
     for problem in collection.problems:
         print(f"note: {problem}", file=sys.stderr)

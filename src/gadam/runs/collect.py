@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gadam._errors import UserError
+from gadam._names import count
 from gadam.runs.experiment import Experiment
 from gadam.runs.files import Document, Json, RunError, read_json
 from gadam.runs.lines import read_epochs
@@ -97,12 +98,12 @@ class Collection:
     expected: int = 0
 
     def describe(self) -> str:
-        """Return a sentence about the runs, such as "6 runs, 5 of them finished."."""
+        """Return how many runs there are, such as "6 runs (5 finished)"."""
         total, finished = len(self.runs), sum(run.result is not None for run in self.runs)
+        share = "all" if finished == total else str(finished or "none")
         if total == 1:
-            return f"1 run, {'finished' if finished else 'not finished'}."
-        which = {total: "all of them finished", 0: "none of them finished"}
-        return f"{total} runs, {which.get(finished, f'{finished} of them finished')}."
+            share = "" if finished else "not"
+        return f"{count(total, 'run')} ({f'{share} finished'.strip()})"
 
     @property
     def labels(self) -> list[str]:

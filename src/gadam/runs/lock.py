@@ -24,6 +24,8 @@ _TEMPORARY = re.compile(r"\..+\.(jsonl?|pt|md|html|csv|png|svg|pdf|tex)\.(\d+)")
 def locked(folder: Path, name: str = ".lock") -> Iterator[None]:
     """Hold a lock of a folder. The operating system releases the locks of dead processes.
 
+    The lock is a file that exists while it is held. A file with content is not removed.
+
     Args:
         folder: An existing folder.
         name: The name of the file that is locked.
@@ -32,40 +34,68 @@ def locked(folder: Path, name: str = ".lock") -> Iterator[None]:
         RunError: Another process holds the lock, or the folder cannot be written.
     """
     path = folder / name
+    descriptor = _acquire(path)
+    try:
+        yield
+    finally:
+        # While this process holds the lock: nobody else can own the file that it removes.
+        if os.fstat(descriptor).st_size == 0:
+            with suppress(OSError):
+                path.unlink()
+        os.close(descriptor)
+
+
+def _acquire(path: Path) -> int:
+    """Return the descriptor of the lock file, once this process holds its lock."""
+    deadline = time.monotonic() + LOCK_SECONDS
+    while True:
+        descriptor = _open(path)
+        try:
+            if _try_lock(descriptor, path) and _is_at(path, descriptor):
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+        if time.monotonic() > deadline:
+            raise RunError(
+                f"Another process is using {path.parent}. Wait for it to finish, or pass a "
+                "different --out."
+            )
+        time.sleep(0.1)
+
+
+def _open(path: Path) -> int:
     # Neither follow a link nor truncate: the file may not be ours.
     flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
     try:
-        descriptor = os.open(path, flags, 0o666)
+        return os.open(path, flags, 0o666)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise RunError(f"{path} is a symbolic link. Remove it.") from None
         raise RunError(explain_os_error(error, path)) from None
-    try:
-        _acquire(descriptor, folder)
-        yield
-    finally:
-        os.close(descriptor)
 
 
-def _acquire(descriptor: int, folder: Path) -> None:
+def _try_lock(descriptor: int, path: Path) -> bool:
     try:
         import fcntl
     except ImportError:  # Windows
-        return
-    deadline = time.monotonic() + LOCK_SECONDS
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except OSError as error:
-            if error.errno not in (errno.EAGAIN, errno.EACCES):
-                raise RunError(explain_os_error(error, folder)) from None
-            if time.monotonic() > deadline:
-                raise RunError(
-                    f"Another process is using {folder}. Wait for it to finish, or pass a "
-                    "different --out."
-                ) from None
-        time.sleep(0.1)
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EACCES):
+            return False
+        raise RunError(explain_os_error(error, path.parent)) from None
+    return True
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    """Return False if the process that held the lock before has removed the file meanwhile."""
+    try:
+        return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(descriptor))
+    except OSError:
+        return False
 
 
 def remove_temporary_files(folder: Path, *, of_dead_processes: bool = False) -> None:

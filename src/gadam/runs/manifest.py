@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
 from gadam._errors import UserError
+from gadam._names import count
 from gadam.runs.fields import Record, mapping_of, parse, text, whole
 from gadam.runs.files import Document, RunError, read_json, read_regular_file, sha256, write_json
 from gadam.runs.lines import (
@@ -29,7 +30,15 @@ from gadam.runs.lines import (
 )
 from gadam.runs.record import RunHeader, RunResult
 
-__all__ = ["FileHash", "Problem", "Verdict", "check_run", "check_tree", "write_manifest"]
+__all__ = [
+    "FileHash",
+    "Problem",
+    "Verdict",
+    "check_run",
+    "check_tree",
+    "drop_weights",
+    "write_manifest",
+]
 
 NAME = "manifest.json"
 _SMALL = ("run.json", "epochs.jsonl", "result.json")
@@ -131,6 +140,18 @@ def write_manifest(folder: Path, files: Mapping[str, FileHash]) -> None:
     write_json(folder / NAME, {"files": entries}, sealed=True)
 
 
+def drop_weights(folder: Path) -> None:
+    """Remove the checkpoints of a finished run, to save space. Its record stays.
+
+    Args:
+        folder: The run's folder.
+    """
+    files = {name: FileHash.of(read_regular_file(folder / name)) for name in _SMALL}
+    write_manifest(folder, files)
+    for path in folder.glob("checkpoint-*.pt"):
+        path.unlink(missing_ok=True)
+
+
 def check_run(folder: Path, *, weights: bool = False) -> Verdict:
     """Check that the files of a run are as the run wrote them.
 
@@ -150,7 +171,8 @@ def check_run(folder: Path, *, weights: bool = False) -> Verdict:
         lines, needs_manifest = Lines(), True
     finished = (folder / "result.json").exists() and not needs_manifest
     if lines.damaged > (0 if finished else 1):  # one may be in progress
-        problems.append(Problem(folder / "epochs.jsonl", f"has {lines.damaged} damaged lines"))
+        damaged = count(lines.damaged, "damaged line")
+        problems.append(Problem(folder / "epochs.jsonl", f"has {damaged}"))
     if not finished:
         # A run that was killed before it wrote its manifest rewrites its result when it resumes.
         return Verdict(folder, "unfinished", tuple(problems))
@@ -264,7 +286,7 @@ def check_tree(folder: Path, *, weights: bool = False) -> Iterator[Verdict | Pro
     for path in sorted(notebooks):
         damaged = _damaged_lines(path)
         if damaged:
-            yield Problem(path, f"has {damaged} damaged lines")
+            yield Problem(path, f"has {count(damaged, 'damaged line')}")
 
 
 def _walk(folder: Path) -> Iterable[Path]:
