@@ -71,7 +71,8 @@ def _explain_near_misses(kind: Any, name: str, arguments: list[str]) -> None:
             suggestion = suggest_setting(key, value or "VALUE")
             if suggestion is not None:
                 raise RecipeError(
-                    f"`gadam {name}` has no option {word.partition('=')[0]}. Use --set {suggestion}."
+                    f"`gadam {name}` has no option {word.partition('=')[0]}. Use --set "
+                    f"{suggestion}."
                 )
         if equals and not before.startswith("-") and not word.startswith("-"):
             raise RecipeError(f"Settings need --set before each. Use --set {word}.")
@@ -97,7 +98,7 @@ class SweepOptions:
     settings: Settings = ()
     """Change a setting of all recipes, such as lr=0.05. Repeatable."""
     accept_changed_code: Flag = False
-    """Resume runs of your own task although its code has changed."""
+    """Resume runs of your own task or network although its code has changed."""
     quiet: Flag = False
     """Print only the final table."""
     json: Flag = False

@@ -2,7 +2,8 @@
 
 The files are found by reading the code, not by running it. So the hash is the same in every
 process, also if a module is imported late or not at all. Imports by other means than ``import``
-statements are not found. Neither is anything outside the file's folder, such as installed packages.
+statements are not found. Neither is anything outside the file's folder. Installed packages are not
+followed.
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ def local_modules(path: str | Path) -> dict[str, Path]:
                     if root.joinpath(*parts[:length]).is_dir():
                         continue  # a package without __init__.py
                     break
-                if _is_installed(found, name, outer):
+                if _is_installed(found):
                     break
                 if outer not in modules and found != file:
                     modules[outer] = found
@@ -128,11 +129,9 @@ def local_modules(path: str | Path) -> dict[str, Path]:
     return modules
 
 
-def _is_installed(found: Path, name: str, imported: str) -> bool:
-    """Return True if a module below the folder belongs to an environment, not to the user."""
-    if imported.split(".")[0] == name.split(".")[0]:
-        return False
-    return any(part in ("site-packages", "dist-packages") for part in found.parts)
+def _is_installed(file: Path) -> bool:
+    """Return True if a file belongs to an environment, not to the user."""
+    return any(part in ("site-packages", "dist-packages") for part in file.parts)
 
 
 def _module_file(root: Path, parts: list[str]) -> Path | None:

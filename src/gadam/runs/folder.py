@@ -138,7 +138,7 @@ class RunFolder:
         recipe: What to train. A folder that holds a run of another recipe is refused.
         seed: The run's seed. A folder that holds a run of another seed is refused.
         label: The run's name beside other runs. Default: the paper's name for the method.
-        accept_changed_code: Continue a run of the user's own task with code that has changed since.
+        accept_changed_code: Continue a run although the user's own code has changed since.
 
     Attributes:
         damaged: Sentences about damaged files, and what was done about them.

@@ -218,8 +218,8 @@ class RunHeader(Record):
         threads: CPU threads it began with. The last bits of sums depend on them.
         versions: Of gadam and torch.
         machine: Python, operating system and processor.
-        code: The files of the user's own task, if it trains one: their hashes by name. A run that
-            continued with changed code has several entries, oldest first.
+        code: The files of the user's own task or network, if there is one: their hashes by name. A
+            run that continued with changed code has several entries, oldest first.
         format: 2 if the run's lines carry hashes and its end is marked by a manifest; 1 for runs of
             older versions.
         extra: Fields written by a newer version, kept as they are.

@@ -61,7 +61,7 @@ def train(
         device: Where to compute.
         threads: CPU threads.
         label: The run's name beside other runs.
-        accept_changed_code: Resume a run of the user's own task although its code has changed.
+        accept_changed_code: Resume a run although the user's own code has changed.
         on_progress: Called with the epochs done so far, and each epoch's record.
         on_notice: Called with sentences about damaged files and about the data.
         should_stop: Polled at every step; if it returns True, :class:`Stopped` is raised.

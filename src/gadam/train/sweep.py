@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from gadam._errors import UserError
-from gadam.runs.experiment import more_is_better
 from gadam.runs.files import Document
 from gadam.runs.recipe import Recipe
 from gadam.runs.record import POINTS, EpochRecord, RunResult
+from gadam.runs.summary import decimals, is_percentage
 
 __all__ = ["Job", "Listener", "TrainingJob", "available_cores", "sweep"]
 
@@ -109,7 +109,7 @@ class TrainingJob:
         data_dir: Where data sets are.
         device: Where to compute.
         threads: CPU threads.
-        accept_changed_code: Resume a run of the user's own task although its code has changed.
+        accept_changed_code: Resume a run although the user's own code has changed.
     """
 
     label: str
@@ -162,14 +162,14 @@ class TrainingJob:
     def _points(self, record: EpochRecord | RunResult) -> str:
         """Describe both points: on validation data, if there is some."""
         metric, shown = self.recipe.metric, []
-        as_error = more_is_better(metric)
         split = "validation" if "validation" in (record.used or {}) else "test"
         for point in POINTS:
             value = record.metric(metric, point, split)
             if value is not None:
-                text = f"{100 - value:.1f} %" if as_error else f"{value:.1f}"
-                shown.append(f"{point} {text}")
-        return f"{split} {'error' if as_error else metric}: {', '.join(shown)}" if shown else ""
+                digits = 1 if is_percentage(metric) else decimals(value)
+                unit = " %" if is_percentage(metric) else ""
+                shown.append(f"{point} {value:.{digits}f}{unit}")
+        return f"{split} {metric}: {', '.join(shown)}" if shown else ""
 
 
 class Listener(Protocol):
