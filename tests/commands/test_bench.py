@@ -71,3 +71,40 @@ def test_peers_that_are_not_installed_are_left_out(monkeypatch):
 def test_the_base_is_always_measured():
     measured = bench.measure("preresnet110", ["Gadam"], repetitions=1, warm_up=1)
     assert list(measured["results"]) == ["torch AdamW fused", "Gadam"]
+
+
+def report_of(load: float | None, quartiles: list[float]) -> dict[str, object]:
+    base = {"milliseconds": 10.0, "milliseconds, quartiles": quartiles}
+    return {
+        "machine": {"load average": load, "cores": 2},
+        "networks": [{"network": "vgg16", "results": {bench.BASE: base}}],
+    }
+
+
+@pytest.mark.parametrize(
+    ("load", "quartiles", "expected"),
+    [
+        (0.4, [9.5, 10.5], []),
+        (None, [9.5, 10.5], []),
+        (7.25, [9.5, 10.5], ["load average was 7.2 on 2 cores"]),
+        (0.4, [9.0, 12.0], ["on vgg16 differ by 30% of the median"]),
+        (1.5, [5.0, 15.0], ["load average was 1.5 on 2 cores", "differ by 100%"]),
+    ],
+)
+def test_a_busy_machine_and_variable_times_are_pointed_out(load, quartiles, expected):
+    found = bench.warnings(report_of(load, quartiles))
+    assert len(found) == len(expected)
+    assert all(part in sentence for part, sentence in zip(expected, found))
+
+
+def test_spread_is_shown(monkeypatch):
+    seconds = iter(range(10_000))
+    # Each step reads the clock twice. Its time grows by the number of readings between the two.
+    monkeypatch.setattr(bench.time, "perf_counter", lambda: next(seconds) ** 2 * 1e-3)
+    measured = bench.measure("preresnet110", ["Gadam"], repetitions=4, warm_up=1)
+    for row in measured["results"].values():
+        first, third = row["milliseconds, quartiles"]
+        assert first < row["milliseconds"] < third
+        low, high = row["ratio, quartiles"]
+        assert low <= high
+    assert measured["results"][bench.BASE]["ratio, quartiles"] == [1.0, 1.0]

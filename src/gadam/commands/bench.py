@@ -1,14 +1,16 @@
 """`gadam bench`: time one optimizer step beside other optimizers, in the same run.
 
-Measures on the parameter shapes of real networks and reports medians. Repetitions are interleaved,
-so noise of the machine hits all optimizers alike. Ratios are to torch's fused AdamW; the machine's
-copy bandwidth is shown for reference.
+Measures on the parameter shapes of real networks and reports medians and quartiles. Repetitions are
+interleaved, so noise of the machine hits all optimizers alike. Ratios are to torch's fused AdamW in
+the same repetition; the machine's copy bandwidth is shown for reference. A busy machine and times
+that vary are pointed out.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import os
 import platform
 import random
 import sys
@@ -16,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from typing import Annotated, Any
 
 import torch
@@ -24,11 +26,13 @@ import tyro
 from torch import Tensor, nn
 
 import gadam
+from gadam._names import count
 from gadam.commands.options import Count, Flag, MaybeInt, check_positive, option, parse
 from gadam.runs.files import Document, to_json, write_json
 from gadam.runs.recipe import RecipeError
+from gadam.train.sweep import available_cores
 
-__all__ = ["NETWORKS", "contenders", "measure", "measure_all", "run", "to_markdown"]
+__all__ = ["NETWORKS", "contenders", "measure", "measure_all", "run", "to_markdown", "warnings"]
 
 Shape = tuple[int, ...]
 Step = Callable[[], object]
@@ -118,6 +122,7 @@ NETWORKS: dict[str, Callable[[], Iterator[Shape]]] = {
 
 BASE = "torch AdamW fused"
 Builder = Callable[[list[nn.Parameter]], tuple[Step, Any]]  # the step, and the owner of its state
+Row = dict[str, Any]  # the measurements of one optimizer: numbers, and pairs of quartiles
 
 
 def contenders() -> dict[str, Builder]:
@@ -202,9 +207,9 @@ def _side_by_side(
     gradients: list[Tensor],
     repetitions: int,
     warm_up: int,
-) -> dict[str, dict[str, float]]:
+) -> dict[str, Row]:
     steps: dict[str, Step] = {}
-    rows: dict[str, dict[str, float]] = {}
+    rows: dict[str, Row] = {}
     for name, build in builders.items():
         params = [nn.Parameter(value.clone()) for value in values]
         for p, gradient in zip(params, gradients):
@@ -225,15 +230,26 @@ def _side_by_side(
             step()
             times[name].append(time.perf_counter() - start)
     for name, seconds in times.items():
+        paired = [mine / base for mine, base in zip(seconds, times[BASE])]
         rows[name]["milliseconds"] = round(1e3 * median(seconds), 3)
+        rows[name]["milliseconds, quartiles"] = _quartiles([1e3 * s for s in seconds])
         rows[name]["ratio"] = round(median(seconds) / median(times[BASE]), 3)
+        rows[name]["ratio, quartiles"] = _quartiles(paired)
     return rows
+
+
+def _quartiles(values: list[float]) -> list[float]:
+    """Return the first and the third quartile."""
+    if len(values) == 1:
+        values = values * 2
+    first, _, third = quantiles(values, n=4, method="inclusive")
+    return [round(first, 3), round(third, 3)]
 
 
 def measure(
     network: str, names: list[str] | None = None, repetitions: int = 25, warm_up: int = 12
 ) -> Document:
-    """Measure the median time of a step on a network's shapes, for each optimizer.
+    """Measure the time of a step on a network's shapes, for each optimizer: median and quartiles.
 
     Args:
         network: One of :data:`NETWORKS`.
@@ -256,7 +272,7 @@ def measure(
     rivals = [name for name in builders if name != BASE]
     # As many at a time as fit into about 8 GB, always together with the base.
     together = max(1, int(8e9 / (20 * elements)) - 1)
-    result: dict[str, dict[str, float]] = {}
+    result: dict[str, Row] = {}
     for first in range(0, len(rivals), together):
         group = {n: builders[n] for n in rivals[first : first + together]}
         group[BASE] = contenders()[BASE]
@@ -301,6 +317,8 @@ def measure_all(
         "machine": {
             "processor": _processor(),
             "threads": torch.get_num_threads(),
+            "cores": available_cores(),
+            "load average": load_average(),
             "system": platform.platform(),
             "python": platform.python_version(),
             "kernel": gadam.backends()["cpu"],
@@ -320,6 +338,43 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
+def load_average() -> float | None:
+    """Return the mean number of running programs over the last minute, or None if unknown."""
+    try:
+        return round(os.getloadavg()[0], 2)
+    except (AttributeError, OSError):  # not on every system
+        return None
+
+
+BUSY = 0.5  # running programs per core
+VARIABLE = 0.2  # difference of the quartiles, relative to the median
+
+
+def warnings(report: Document) -> list[str]:
+    """Return sentences about reasons not to trust the numbers.
+
+    Args:
+        report: What :func:`measure_all` returned.
+    """
+    found = []
+    load, cores = report["machine"]["load average"], report["machine"]["cores"]
+    if load is not None and load > BUSY * cores:
+        found.append(
+            f"The machine is busy: its load average was {load:.1f} on {count(cores, 'core')} "
+            "before the measurement. Stop other programs and measure again."
+        )
+    for network in report["networks"]:
+        base = network["results"][BASE]
+        first, third = base["milliseconds, quartiles"]
+        spread = (third - first) / base["milliseconds"] if base["milliseconds"] else 0.0
+        if spread > VARIABLE:
+            found.append(
+                f"The quartiles of {BASE} on {network['network']} differ by {spread:.0%} of the "
+                "median. Other programs may be running."
+            )
+    return found
+
+
 def to_markdown(report: Document) -> str:
     """Return the report as Markdown, one table per network.
 
@@ -329,18 +384,20 @@ def to_markdown(report: Document) -> str:
     lines = []
     for network in report["networks"]:
         lines += [
-            f"**{network['network']}**: {network['tensors']} tensors, "
+            f"**{network['network']}**: {count(network['tensors'], 'tensor')}, "
             f"{network['parameters']:,} parameters; seven passes over memory at this machine's "
             f"copy bandwidth take {network['seven passes at copy bandwidth, milliseconds']:.1f} ms",
             "",
-            "| optimizer | step, ms | ratio | state, bytes per parameter |",
-            "|---|---:|---:|---:|",
+            "| optimizer | step, ms | quartiles | ratio | quartiles | state, bytes per parameter |",
+            "|---|---:|---:|---:|---:|---:|",
         ]
         for name, row in network["results"].items():
-            lines.append(
-                f"| {name} | {row['milliseconds']:.2f} | {row['ratio']:.2f} | "
-                f"{row['state bytes per parameter']:.0f} |"
+            times, ratios = (
+                f"{row[kind]:.2f} | {'–'.join(f'{q:.2f}' for q in row[f'{kind}, quartiles'])}"
+                for kind in ("milliseconds", "ratio")
             )
+            state = f"{row['state bytes per parameter']:.0f}"
+            lines.append(f"| {name} | {times} | {ratios} | {state} |")
         lines.append("")
     return "\n".join(lines)
 
@@ -388,11 +445,14 @@ def run(arguments: list[str]) -> int:
             print(to_json({"event": "bench", **network, **about}), flush=True)
     else:
         machine, torch_version = report["machine"], report["versions"]["torch"]
+        threads = count(machine["threads"], "thread")
         print(
-            f"{machine['processor']}, {machine['threads']} threads, torch {torch_version}, "
+            f"{machine['processor']}, {threads}, torch {torch_version}, "
             f"kernel: {machine['kernel']}\n"
         )
         print(to_markdown(report))
+    for warning in warnings(report):
+        print(f"warning: {warning}", file=sys.stderr)
     if options.out is not None:
         write_json(options.out, report)
         if not options.json:
