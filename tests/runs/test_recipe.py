@@ -18,12 +18,14 @@ from gadam.runs.recipe import (
     Data,
     Language,
     Optimizer,
+    OwnTask,
     Recipe,
     RecipeError,
     Schedule,
     applies_to,
     differences,
     override,
+    suggest_setting,
 )
 
 RECIPE = Recipe("r", model="vgg-mini")
@@ -149,11 +151,98 @@ def test_override_language_settings(setting):
         ("average.start=plateau", "needs a validation metric. Set data.validation"),
         ("optimizer.name=asgd", "asgd is SGD with an average. Set average.start"),
         ("zzzzzz=1", "A recipe has no setting 'zzzzzz'. Use one of name, model"),
+        ("learning_rate=1", "no setting 'learning_rate'. Did you mean 'lr'"),
+        ("model.name=x", "no setting 'model.name'. Did you mean 'model'"),
+        ("optimizer=adamw", "'optimizer' is a group of settings. Did you mean optimizer.name=ad"),
+        ("optimizer=adamww", "'optimizer' is a group of settings. .* Did you mean 'adamw'"),
+        ("average=10", "'average' is a group of settings. Did you mean average.start=10"),
+        ("data=photos/x", "'data' is a group of settings. Did you mean data.name=photos/x"),
+        ("optimizer.name=gadamx", "set optimizer.name=padamw and average.start"),
+        ("seed=3", "'seed' is an option of the command. Use --seed 3"),
+        ("data.validation=1.5", "a whole number or a fraction below 1, got 1.5"),
+        ("data.validation=x", "data.validation must be a number, got 'x'"),
     ],
 )
 def test_override_refuses_with_a_sentence(setting, sentence):
     with pytest.raises(RecipeError, match=sentence):
         override(RECIPE, [setting])
+
+
+def test_all_problems_are_reported_at_once():
+    settings = ["lrr=1", "epochs=0", "label_noise=2", "weight_decay=-1", "optimizer.name=asgd"]
+    with pytest.raises(RecipeError) as error:
+        override(RECIPE, settings)
+    first, *lines = str(error.value).splitlines()
+    assert first == "Fix 5 settings:"
+    assert [line.removeprefix("- ") for line in lines] == list(error.value.problems)
+    for line, word in zip(lines, ("lrr", "label_noise", "weight_decay", "epochs", "asgd")):
+        assert word in line
+    with pytest.raises(RecipeError, match=r"^epochs must be at least 1, got 0\.$"):
+        override(RECIPE, settings[1:2])
+
+
+@given(st.lists(st.sampled_from(["lrr=1", "pad=-1", "lr=x", "bptt=5", "amp=fp8"]), unique=True))
+def test_every_problem_has_one_line(settings):
+    if not settings:
+        assert override(RECIPE, settings) == RECIPE
+        return
+    with pytest.raises(RecipeError) as error:
+        override(RECIPE, settings)
+    assert len(error.value.problems) == len(settings)
+    assert all("\n" not in problem for problem in error.value.problems)
+
+
+def test_settings_that_were_not_understood_cause_no_other_problems():
+    settings = ["average.start=soon", "epochs=2"]  # the old start is after the end
+    with pytest.raises(RecipeError, match=r"^average.start must be .* got 'soon'\.$"):
+        override(AVERAGED, settings)
+    with pytest.raises(RecipeError, match=r"^A recipe has no setting 'average.strat'\. Did you"):
+        override(AVERAGED, ["average.strat=1", "epochs=2"])
+
+
+def test_sections_are_checked_when_a_recipe_is_read():
+    values = {**RECIPE.to_dict(), "data": {"pad": -1}, "optimizer": {"lr": -1}}
+    with pytest.raises(RecipeError, match=r"Fix 2 settings:\n- data.pad .*\n- lr must be"):
+        Recipe.from_dict(values)
+
+
+@pytest.mark.parametrize("name", ["photos/flowers", "./mnist", "digits.npz", "~/flowers"])
+def test_own_data_starts_from_the_defaults(name):
+    chosen = Data("mini", 500, label_noise=0.3, examples=1000, size=14, augment=False, pad=2)
+    recipe = replace(RECIPE, data=chosen)
+    expected = Data(name, validation=0.1, augment=False, pad=2)
+    assert override(recipe, [f"data.name={name}"]).data == expected
+    settings = [f"data.name={name}", "size=8", "validation=7"]
+    for each in (settings, settings[::-1]):
+        with pytest.raises(RecipeError, match="ambiguous"):
+            override(recipe, each)
+        each = [setting.replace("size", "data.size") for setting in each]
+        assert override(recipe, each).data == replace(expected, size=8, validation=7)
+    without = replace(recipe, data=replace(chosen, validation=0))
+    assert override(without, [f"data.name={name}"]).data.validation == 0
+    assert override(recipe, ["data.name=mnist"]).data == replace(chosen, name="mnist")
+
+
+def test_a_folder_in_the_working_directory_is_own_data(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    noisy = replace(RECIPE, data=Data(label_noise=0.3))
+    assert override(noisy, ["data.name=flowers"]).data.label_noise == 0.3
+    (tmp_path / "flowers").mkdir()
+    assert override(noisy, ["data.name=flowers"]).data.label_noise == 0
+
+
+def test_suggest_setting():
+    assert suggest_setting("lr", "0.1") == "lr=0.1"
+    assert suggest_setting("wd", "0.1") == "weight_decay=0.1"
+    assert suggest_setting("average", "3") == "average.start=3"
+    assert suggest_setting("name", "x") is None
+    assert suggest_setting("color", "red") is None
+
+
+def test_code_path():
+    assert RECIPE.code_path is None
+    assert replace(RECIPE, model="package.nets:Small.deep").code_path == "package.nets"
+    assert replace(RECIPE, task=OwnTask("my_task.py")).code_path == "my_task.py"
 
 
 def test_the_order_of_settings_does_not_matter():

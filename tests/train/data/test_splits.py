@@ -94,3 +94,28 @@ def test_splits_of_image_files() -> None:
     assert not {*rest.files} & {*held.files}
     assert held.shape == (3, 16, 16)
     assert data.with_label_noise(split, 1, 10**9).files == split.files
+
+
+@given(
+    labels=st.lists(st.integers(0, 5), min_size=1, max_size=80),
+    fraction=st.floats(0, 0.99),
+    seed=st.integers(-3, 3),
+)
+def test_held_out_fraction_is_that_of_every_class(
+    labels: list[int], fraction: float, seed: int
+) -> None:
+    split = numbered(labels)
+    rest, held = data.held_out_fraction(split, fraction, seed)
+    assert sorted(indices(rest) + indices(held)) == list(range(len(labels)))
+    assert indices(data.held_out_fraction(split, fraction, seed)[1]) == indices(held)
+    for label in set(labels):
+        available, picked = labels.count(label), held.labels.tolist().count(label)
+        assert picked < available, "every class can be learned"
+        assert abs(picked - fraction * available) <= 1
+        assert not (fraction and available > 1) or picked >= 1, "every class is tested"
+
+
+@pytest.mark.parametrize("fraction", [-0.1, 1, 2.0])
+def test_held_out_fraction_out_of_range_raises(fraction: float) -> None:
+    with pytest.raises(ValueError, match=r"fraction must be in \[0, 1\)"):
+        data.held_out_fraction(numbered([0, 1]), fraction)

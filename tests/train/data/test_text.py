@@ -55,6 +55,39 @@ def test_vocabulary_is_that_of_the_training_text(folder, pattern, name, tmp_path
     assert not corpus.best
 
 
+@pytest.mark.parametrize("validation", ["validation", "val"])
+def test_validation_file_has_several_names(validation, tmp_path):
+    write(tmp_path / "mine")
+    (tmp_path / "mine" / "valid.txt").rename(tmp_path / "mine" / f"{validation}.txt")
+    corpus = text.load(str(tmp_path / "mine"))
+    assert words_of(corpus, "validation") == "the <unk> sat <eos>"
+    assert corpus.notices == ()
+
+
+@pytest.mark.parametrize("by_folder", [True, False])
+def test_single_text_is_divided(by_folder, tmp_path):
+    lines = [f"word{number} and\n" for number in range(100)]
+    (tmp_path / "book.txt").write_text("".join(lines))
+    corpus = text.load(str(tmp_path if by_folder else tmp_path / "book.txt"))
+    assert [len(corpus.split(s)) for s in text.SPLITS] == [270, 15, 15]
+    assert words_of(corpus, "train").startswith("word0 and <eos> word1")
+    assert words_of(corpus, "test").endswith("<unk> and <eos>")
+    assert "90 % of it are for training" in corpus.notices[0]
+    (tmp_path / "book.txt").write_text("too short\n")
+    with pytest.raises(DataError, match=r"book.txt has 3 words, too few to hold out any"):
+        text.load(str(tmp_path / "book.txt"))
+    (tmp_path / "book.md").write_text("words\n")
+    with pytest.raises(DataError, match=r"book.md is not a .txt file"):
+        text.load(str(tmp_path / "book.md"))
+
+
+def test_fingerprint_changes_with_the_text(tmp_path):
+    before = text.load(str(write(tmp_path / "a"))).fingerprint
+    assert text.load(str(write(tmp_path / "b"))).fingerprint == before
+    assert text.load(str(write(tmp_path / "b", test="a cat\n"))).fingerprint != before
+    assert text.load("toy-language").fingerprint == ""
+
+
 @pytest.mark.parametrize(("folder", "name"), [("penn", "ptb"), ("ptb", "ptb-mini")])
 def test_other_text_in_the_folder_of_penn_treebank_raises(folder, name, tmp_path):
     write(tmp_path / folder)

@@ -443,7 +443,7 @@ def _pieces(values: np.ndarray) -> Iterator[np.ndarray]:
 
 def _bytes(values: np.ndarray, low: float, scale: float) -> Tensor:
     scaled = (values.astype("float64") - low) * scale
-    return torch.from_numpy(scaled.round().clip(0, 255).astype("uint8"))
+    return torch.from_numpy(scaled.round().clip(0, 255).astype("uint8", order="C"))
 
 
 def _channels_first(array: _Array) -> np.ndarray:

@@ -87,8 +87,8 @@ def canonical(name: str) -> str:
         return found
     if is_written_as_path(name):
         raise DataError(
-            f"There is no file or folder {Path(name).expanduser()}. Pass a folder with a subfolder of images per "
-            "class, or an .npz file."
+            f"There is no file or folder {Path(name).expanduser()}. Pass a folder with a subfolder "
+            "of images per class, or an .npz file."
         )
     hint = f"Did you mean {near}?" if near else f"Use one of {', '.join(names())}."
     raise DataError(f"Unknown data set {name!r}. {hint}")
