@@ -350,6 +350,7 @@ def _number(value: object, name: str) -> float:
 def _checked(split: Any, name: str) -> _Samples | _Function:
     """Return a split as samples with random access, or as a function of batches."""
     samples: _Samples
+    is_mapping = isinstance(split, Mapping)  # such as {"x": …, "y": …}
     if isinstance(split, tuple) or (isinstance(split, list) and split and _is_array(split[0])):
         if not split or not all(map(_is_array, split)):
             kinds = ", ".join(type(part).__name__ for part in split)
@@ -373,7 +374,7 @@ def _checked(split: Any, name: str) -> _Samples | _Function:
             f"{name} has no random access. Pass a function that returns batches, such as "
             f"{name}=lambda: DataLoader(dataset, batch_size=…)."
         )
-    elif hasattr(split, "__getitem__") and hasattr(split, "__len__"):
+    elif hasattr(split, "__getitem__") and hasattr(split, "__len__") and not is_mapping:
         samples = split
     elif callable(split):
         return _Function(split, name)
