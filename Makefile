@@ -19,12 +19,15 @@ help:
 compare: $(VENV)/theory
 	$(BIN)/gadam compare $(ARGS)
 
-# Two processes with one thread each are faster than one process with two threads.
+# Two processes with one thread each are faster than one process with two threads. A process that
+# has no tests left takes some from the other.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
 test: $(VENV)/test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow" $(ARGS)
+	$(PYTEST) -m "not slow" $(ARGS)
 
 test-all: $(VENV)/test $(VENV)/triton
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(ARGS)
+	$(PYTEST) --hypothesis-profile thorough $(ARGS)
 
 chaos: $(VENV)/test
 	cd tests && PYTHONPATH=. ../$(BIN)/python -m chaos --out ../results/chaos.json $(ARGS)

@@ -6,7 +6,12 @@ A spawned process takes seconds to import them. Use one where starting a program
 from __future__ import annotations
 
 import multiprocessing
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing.context import ForkServerContext
+from types import SimpleNamespace
+
+import pytest
 
 MODULES = [
     *("gadam", "gadam.train.loop", "gadam.study.job", "pytest", "torch._dynamo"),
@@ -20,3 +25,13 @@ def context() -> ForkServerContext:
     server = multiprocessing.get_context("forkserver")
     server.set_forkserver_preload(MODULES)
     return server
+
+
+@contextmanager
+def for_sweeps() -> Iterator[None]:
+    """Use such processes as the workers of sweeps inside this block."""
+    from gadam.train import sweep
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sweep, "multiprocessing", SimpleNamespace(get_context=lambda _: context()))
+        yield

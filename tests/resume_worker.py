@@ -1,9 +1,7 @@
 """Train every case of the resume test: without interruption, up to a checkpoint, or from one.
 
-Run as a program, so that only files pass from one part to the next:
+Run the last one as a program, so that only a file passes from the checkpoint to it:
 
-    python resume_worker.py straight OUT
-    python resume_worker.py save OUT
     python resume_worker.py resume OUT CHECKPOINT
 """
 

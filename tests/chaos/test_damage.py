@@ -47,7 +47,7 @@ def runs(tmp_path_factory) -> Path:
     return folder
 
 
-@settings(max_examples=120)
+@settings(max_examples=2 * settings().max_examples)
 @given(
     state=st.sampled_from(["finished", "stopped"]),
     kind=st.sampled_from(sorted(KINDS)),

@@ -13,6 +13,8 @@ from gadam.runs.archive import unpack
 from gadam.study import parts
 from gadam.train import experiments
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
 RESULTS = Path(__file__).parents[2] / "results"
 SMALL = [
     *("--set", "epochs=4", "--set", "data.examples=500", "--set", "data.validation=100"),
@@ -45,7 +47,8 @@ def test_reproducing_a_figure_measures_its_parts(reproduced):
 
 def test_parts_are_added_to_existing_ones(reproduced, tmp_path, capsys):
     folder = tmp_path / "copy"
-    shutil.copytree(reproduced, folder)
+    left_out = shutil.ignore_patterns("high-decay-*", "no-decay-swa-*", "low-decay-*-1")
+    shutil.copytree(reproduced, folder, ignore=left_out)
     names = "ensemble,networks,rate,parameters,curvature,density,landscape"
     assert commands.main(["analyze", str(folder), "--parts", names, *QUICK]) == 0
     text = capsys.readouterr().out

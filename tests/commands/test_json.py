@@ -12,6 +12,8 @@ import made
 from gadam.commands import COMMANDS, bench, main
 from gadam.train import experiments
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
 SETTINGS = ["epochs=2", "examples=1600", "data.size=8", "average.start=0"]
 TINY = [word for setting in SETTINGS for word in ("--set", setting)]
 

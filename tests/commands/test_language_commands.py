@@ -12,6 +12,8 @@ from gadam.runs.recipe import RecipeError, override
 from gadam.train import experiments
 from gadam.train.data import text
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
 
 def test_settings_change_only_the_rows_that_have_them():
     mixed = experiments.get("fig-frequency").recipes

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
-import subprocess
-import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
 
-import synthetic
 from gadam.commands import main, sweeps
 from gadam.commands.options import SweepOptions
 from gadam.runs import Experiment, RunResult, collect
 from gadam.runs.files import read_json
 from gadam.runs.summary import summarize
 from gadam.train import experiments
+
+pytestmark = pytest.mark.usefixtures("quick_workers")
 
 SETTINGS = ["epochs=2", "examples=1600", "data.size=8", "average.start=0"]
 TINY = [word for setting in SETTINGS for word in ("--set", setting)]
@@ -89,10 +90,9 @@ def test_tensorboard_files(tmp_path, capsys):
 def compared(tmp_path_factory) -> tuple[Path, str]:
     """Return the folder and the output of a tiny comparison."""
     folder = tmp_path_factory.mktemp("compare")
-    command = [sys.executable, "-m", "gadam", "compare", "--out", str(folder), "--seeds", "2"]
-    done = subprocess.run([*command, *TINY], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return folder, done.stdout
+    with redirect_stdout(io.StringIO()) as printed:
+        assert run("compare", "--out", str(folder), "--seeds", "2", *TINY) == 0
+    return folder, printed.getvalue()
 
 
 def test_compare_ends_with_a_table(compared):
@@ -183,9 +183,3 @@ def test_the_floor_is_known_if_all_rows_learn_the_same_synthetic_text():
     images = experiments.get("compare").recipes.values()
     assert sweeps.known_floors(images) == sweeps.known_floors([*texts, *images]) == {}
     assert sweeps.floor_note({}) == ""
-
-
-def test_recipes_are_checked_before_any_work(monkeypatch):
-    synthetic.install(monkeypatch)
-    recipe = synthetic.two_steps(experiments.recipes()["compare-gadam"])
-    sweeps.check_recipes([recipe], SweepOptions())

@@ -265,7 +265,7 @@ def draw_step(
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
-@settings(max_examples=150)
+@settings(max_examples=4 * settings().max_examples)
 @given(
     hyper=HYPER,
     steps=STEPS,
@@ -287,7 +287,7 @@ def test_a_step_is_correctly_rounded(
     ).check()
 
 
-@settings(max_examples=60)
+@settings(max_examples=2 * settings().max_examples)
 @given(hyper=HYPER, steps=STEPS, seed=st.integers(0, 2**32))
 def test_any_float16_numbers(hyper, steps, seed):
     """Every finite bit pattern may occur, subnormal numbers and those close to overflow too."""
@@ -297,7 +297,7 @@ def test_any_float16_numbers(hyper, steps, seed):
     Step(torch.float16, *inputs, steps=steps, hyper=hyper).check()
 
 
-@settings(max_examples=60)
+@settings(max_examples=2 * settings().max_examples)
 @given(hyper=HYPER, steps=STEPS, seed=st.integers(0, 2**32))
 def test_moments_of_any_bfloat16_numbers(hyper, steps, seed):
     generator = torch.Generator().manual_seed(seed)
@@ -307,7 +307,7 @@ def test_moments_of_any_bfloat16_numbers(hyper, steps, seed):
     Step(torch.bfloat16, *inputs, steps=steps, hyper=decoupled).check(moments_only=True)
 
 
-@settings(max_examples=200)
+@settings(max_examples=4 * settings().max_examples)
 @given(
     dtype=st.sampled_from(list(TYPES)),
     theta=st.floats(-100, 100),
@@ -329,7 +329,7 @@ def test_single_numbers(dtype, theta, grad, m, v, hyper, steps):
 def test_every_instruction_set(capability):
     program = (
         "import sys; sys.path[:0] = sys.argv[1:3]; import test_half_precision as t\n"
-        "for seed in range(40):\n"
+        "for seed in range(12):\n"
         "    for dtype in t.TYPES:\n"
         "        for partial in (0.0, 0.125, 0.2, 0.3, 0.5):\n"
         "            form = 'paper' if seed % 4 == 0 else 'official'\n"

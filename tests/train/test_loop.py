@@ -101,6 +101,7 @@ def loss_of(result: RunResult, point: Point = "iterate") -> float:
     return loss
 
 
+@pytest.mark.usefixtures("short_texts")
 @pytest.mark.parametrize("name", METHODS)
 def test_a_stopped_run_resumes_to_the_same_bits(name, tmp_path, monkeypatch):
     """Stop in the third epoch, and again after resuming, with a checkpoint at every epoch."""

@@ -96,7 +96,8 @@ def _canonical(name: str) -> str:
 
 def _initialize(module: nn.Module) -> None:
     # He initialization for convolutions. BatchNorm and linear layers keep torch's defaults.
-    if isinstance(module, nn.Conv2d):
+    # Weights on "meta" have no values, and drawing them makes torch import its compiler.
+    if isinstance(module, nn.Conv2d) and not module.weight.is_meta:
         nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
         if module.bias is not None:
             nn.init.zeros_(module.bias)

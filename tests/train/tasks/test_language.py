@@ -195,6 +195,7 @@ def test_lengths_follow_meritys_distribution():
 # ------------------------------------------------------------------------------------ training
 
 
+@pytest.mark.usefixtures("short_texts")
 def test_training_matches_a_plain_loop(tmp_path):
     """The plain loop has the state, clipping, regularizers and a rate per length."""
     recipe = replace(RECIPE, language=Language(20, ar_alpha=2.0, tar_beta=1.0))
@@ -226,6 +227,7 @@ def test_training_matches_a_plain_loop(tmp_path):
     assert expected < 400  # a uniform guess has 574
 
 
+@pytest.mark.usefixtures("short_texts")
 def test_micro_batches_match_the_whole_batch(tmp_path):
     whole = replace(RECIPE, language=DETERMINISTIC)
     divided = replace(whole, accumulate=4)  # columns 2, 2, 2
@@ -236,6 +238,7 @@ def test_micro_batches_match_the_whole_batch(tmp_path):
     assert a == pytest.approx(b, rel=1e-5)
 
 
+@pytest.mark.usefixtures("short_texts")
 def test_averaging_starts_at_its_epoch_if_epochs_differ_in_steps(tmp_path):
     for every, expected in ((1, None), (10, None), ("epoch", 2)):
         recipe = replace(RECIPE, data=replace(RECIPE.data, examples=2400), epochs=4)
@@ -249,6 +252,7 @@ def test_averaging_starts_at_its_epoch_if_epochs_differ_in_steps(tmp_path):
         assert [bool(record.samples) for record in history] == [False, False, True, True]
 
 
+@pytest.mark.usefixtures("short_texts")
 def test_non_monotone_trigger_uses_perplexity(tmp_path):
     """At a rate that is too high to improve, NT-ASGD starts averaging where it should."""
     recipe = replace(
