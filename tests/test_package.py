@@ -21,17 +21,21 @@ def test_all_public_names_are_documented():
         assert getattr(gadam, name).__doc__, name
 
 
-def test_import_needs_only_torch_and_nothing_heavy():
+def loaded_by(program: str) -> set[str]:
+    """Return the modules that are imported once a program has run in a new process."""
+    program += "\nimport sys; print(*sys.modules, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return set(done.stderr.split())
+
+
+def test_the_core_needs_only_torch_and_nothing_heavy():
     """Beyond `import torch`: no compiler front end, no distributed tensors, no numpy."""
-    program = (
-        "import sys, torch; before = set(sys.modules); import gadam;"
-        "print('\\n'.join(set(sys.modules) - before))"
-    )
-    loaded = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    ).stdout.split()
+    everything = "import gadam; gadam.Gadam, gadam.Averaging, gadam.average_of, gadam.backends"
+    loaded = loaded_by(everything) - loaded_by("import torch")
     ours = {name for name in loaded if name.split(".")[0] == "gadam"}
-    others = {name.split(".")[0] for name in set(loaded) - ours} - {"torch"}
+    others = {name.split(".")[0] for name in loaded - ours} - {"torch"}
+    assert "gadam.optim.cpu" in ours
     assert others <= set(sys.stdlib_module_names), others
     heavy = (
         "torch._dynamo",
@@ -41,6 +45,24 @@ def test_import_needs_only_torch_and_nothing_heavy():
     )
     assert not [name for name in loaded if name.startswith(heavy)]
     assert len(loaded) < 30, loaded
+
+
+@pytest.mark.parametrize("argument", ["--help", "--version", "comparre"])
+def test_help_and_version_do_not_wait_for_torch(argument):
+    loaded = loaded_by(f"from gadam.commands import main; main([{argument!r}])")
+    assert "gadam.commands" in loaded
+    assert not {name.split(".")[0] for name in loaded} & {"torch", "tyro", "rich", "numpy"}
+
+
+def test_names_are_imported_on_first_use():
+    for name in ("average", "optim", "schedule", *gadam.__all__):
+        assert name in dir(gadam)
+        assert getattr(gadam, name) is getattr(gadam, name)
+    with pytest.raises(AttributeError, match="module 'gadam' has no attribute 'Adam'"):
+        gadam.Adam  # noqa: B018
+    everything: dict[str, object] = {}
+    exec("from gadam import *", everything)
+    assert set(gadam.__all__) <= set(everything)
 
 
 def test_the_core_imports_only_the_core():
