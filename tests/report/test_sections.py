@@ -24,7 +24,7 @@ def test_all_kinds_of_blocks(tmp_path):
     html, charts = render_sections([Section("Diversity", tuple(blocks), folder)])
     assert "<h2>Diversity</h2>" in html
     assert "Iterates are far apart." in html
-    assert "<td>1.5</td>" in html
+    assert "<span>1.5</span>" in html
     assert 'id="section-chart-0"' in html
     assert "data:image/png" in html
     assert html.count("cannot be displayed") == 1

@@ -8,8 +8,10 @@ import pytest
 
 import made
 from gadam.report import series
+from gadam.report.style import PAIRS
 from gadam.runs import Average, Experiment, collect
 from gadam.runs.files import write_json
+from gadam.runs.summary import summarize
 
 
 def test_curves_are_means_over_seeds(tmp_path):
@@ -20,26 +22,49 @@ def test_curves_are_means_over_seeds(tmp_path):
     assert curve.epoch == (3, 4, 5, 6)
     assert curve.seeds == (3,) * 4
     last = [run.epochs[-1].metric("accuracy", "average") for run in collection.runs_of("Gadam")]
-    assert curve.value[-1] == pytest.approx(100 - sum(v for v in last if v) / 3, abs=1e-3)
+    assert curve.value[-1] == pytest.approx(sum(v for v in last if v) / 3, abs=1e-3)
     assert all(low < value < high for low, value, high in zip(curve.low, curve.value, curve.high))
 
 
-def test_accuracies_are_shown_as_errors():
-    assert series.to_error("accuracy", 90.0) == 10.0
-    assert series.to_error("perplexity", 90.0) == 90.0
-    assert series.axis_title("accuracy", "validation") == "validation error, %"
+def test_titles_show_the_metric_itself_and_its_unit():
+    assert series.axis_title("accuracy", "validation") == "validation accuracy, %"
+    assert series.axis_title("top5") == "test top-5 accuracy, %"
     assert series.axis_title("perplexity") == "test perplexity"
+    assert series.gain_title("accuracy") == "gain in test accuracy, points"
+    assert series.gain_title("perplexity") == "gain in test perplexity"
 
 
-def test_a_method_without_an_average_is_styled_like_an_average(tmp_path):
-    curves = series.curves(collect([made.sweep(tmp_path)]))
-    averaged = series.averaged_labels(curves)
-    styled = {(c.label, c.point): series.styled_as(c, averaged) for c in curves}
-    assert styled == {
-        ("AdamW", "iterate"): "average",
-        ("Gadam", "average"): "average",
-        ("Gadam", "iterate"): "iterate",
-    }
+def test_gains_are_those_of_the_summary(tmp_path):
+    collection = collect([made.sweep(tmp_path)])
+    (gain,) = series.gains(collection)
+    row = summarize(collection.experiment, collection.results)[1]
+    assert row.difference is not None
+    assert row.difference.bounds is not None
+    assert (gain.label, gain.base, gain.seeds) == ("Gadam", "AdamW", 3)
+    assert (gain.low, gain.high) == pytest.approx(row.difference.bounds, abs=1e-6)
+    assert gain.evidence == ("significant" if gain.low > 0 else "not significant")
+    assert [replace(gain, seeds=1).evidence, replace(gain, low=-1.0).evidence] == [
+        "one seed",
+        "not significant",
+    ]
+
+
+def test_one_seed_has_a_gain_without_an_interval(tmp_path):
+    (gain,) = series.gains(collect([made.sweep(tmp_path, seeds=1)]))
+    assert gain.low == gain.mean == gain.high
+
+
+def test_a_method_looks_the_same_in_every_task(tmp_path):
+    made.sweep(tmp_path)
+    for row, recipe in made.RECIPES.items():
+        noisy = replace(recipe, data=replace(recipe.data, label_noise=0.5))
+        made.run(tmp_path / f"noisy-{row}", f"noisy {row}", 0, recipe=noisy)
+    collection = collect([tmp_path])
+    names = series.method_names(collection)
+    assert names["noisy Gadam"] == names["Gadam"] == "Gadam"
+    styles = series.method_styles(collection)
+    assert set(styles) == {"AdamW", "Gadam"}
+    assert (styles["AdamW"].color, styles["Gadam"].color) == PAIRS[0]
 
 
 def test_rates_show_where_averaging_starts(tmp_path):

@@ -17,7 +17,11 @@ def test_writes_the_page_figures_and_tables(tmp_path):
     assert write([runs], tmp_path / "out") == tmp_path / "out" / "report.html"
     written = {path.name for path in (tmp_path / "out" / "figures").iterdir()}
     assert written == {
-        *(f"{name}.{end}" for name in ("curves", "rates", "costs") for end in ("png", "svg")),
+        *(
+            f"{name}.{end}"
+            for name in ("gains", "curves", "rates", "costs")
+            for end in ("png", "svg")
+        ),
         *(f"table.{end}" for end in ("md", "tex", "csv")),
     }
 

@@ -13,13 +13,16 @@ from gadam.report.errors import ReportError
 from gadam.report.style import (
     BAND_OPACITY,
     COST_COLORS,
+    COST_NAMES,
     FLOOR_COLOR_IN_FIGURES,
+    POINT_DASHES,
     RC_PARAMS,
     Dashes,
-    styles,
+    Shape,
 )
 from gadam.runs import Collection
 from gadam.runs.files import write_atomically
+from gadam.runs.summary import TaskGroup, task_groups
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,9 +30,11 @@ if TYPE_CHECKING:
 
 __all__ = ["matplotlib_dashes", "png_and_svg", "set_log_scale", "write_figures"]
 
+_MARKERS: dict[Shape, str] = {"circle": "o", "square": "s", "triangle-up": "^"}
+
 
 def write_figures(collection: Collection, folder: Path) -> list[Path]:
-    """Write figures of learning curves, learning rates and costs.
+    """Write figures of gains, learning curves, learning rates and costs, with a panel per task.
 
     Args:
         collection: The runs.
@@ -49,20 +54,29 @@ def write_figures(collection: Collection, folder: Path) -> list[Path]:
             "The figures need matplotlib. Install it with: pip install 'gadam[report]'"
         ) from None
     folder.mkdir(parents=True, exist_ok=True)
-    metrics = collection.experiment.metrics
-    panels: dict[str, list[Callable[[Axes], None]]] = {
-        "curves": [lambda axes, m=m: _draw_curves(collection, axes, m) for m in metrics],  # type: ignore[misc]
-        "rates": [lambda axes: _draw_rates(collection, axes)],
-        "costs": [lambda axes: _draw_costs(collection, axes)],
+    groups = [
+        group
+        for group in task_groups(collection.experiment)
+        if set(group.names) & set(collection.labels)
+    ]
+    draw: dict[str, Callable[[Collection, Axes, TaskGroup], None]] = {
+        "gains": _draw_gains,
+        "curves": _draw_curves,
+        "rates": _draw_rates,
+        "costs": _draw_costs,
     }
+    if not series.gains(collection):
+        del draw["gains"]
     written = []
     with mpl.rc_context(RC_PARAMS), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # from matplotlib's search for ticks
-        for name, draw_panels in panels.items():
-            figure = Figure(figsize=(6.3 * len(draw_panels), 3.6))
-            row = figure.subplots(1, len(draw_panels), squeeze=False)[0]
-            for axes, draw_panel in zip(row, draw_panels):
-                draw_panel(axes)
+        for name, draw_panel in draw.items():
+            figure = Figure(figsize=(6.3 * len(groups), 3.6))
+            row = figure.subplots(1, len(groups), squeeze=False)[0]
+            for axes, group in zip(row, groups):
+                draw_panel(collection, axes, group)
+                if len(groups) > 1:
+                    axes.set_title(group.title, fontsize=9)
             for extension, content in png_and_svg(figure).items():
                 path = folder / f"{name}.{extension}"
                 write_atomically(path, content)
@@ -123,32 +137,55 @@ def matplotlib_dashes(dashes: Dashes) -> Any:
 # --------------------------------------------------------------------------------------- figures
 
 
-def _draw_curves(collection: Collection, axes: Axes, metric: str) -> None:
-    method_styles = styles(collection.labels)
+def _draw_gains(collection: Collection, axes: Axes, group: TaskGroup) -> None:
+    names, styles = series.method_names(collection), series.method_styles(collection)
+    gains = [gain for gain in series.gains(collection) if gain.label in group.names]
+    for i, gain in enumerate(gains):
+        color = styles[names[gain.label]].color
+        axes.plot([gain.low, gain.high], [i, i], color=color, linewidth=2)
+        filled = color if gain.evidence == "significant" else "white"
+        axes.plot(gain.mean, i, "o", color=color, markerfacecolor=filled, markersize=7)
+    axes.axvline(0, color=FLOOR_COLOR_IN_FIGURES, linewidth=1)
+    axes.set_yticks(
+        range(len(gains)),
+        [f"{names[gain.label]} over {names.get(gain.base, gain.base)}" for gain in gains],
+    )
+    axes.invert_yaxis()
+    axes.margins(y=0.25)
+    axes.grid(axis="y", visible=False)
+    if gains:
+        metric = collection.experiment.metric_of(gains[0].label)
+        axes.set_xlabel(f"{series.gain_title(metric)} (95 % interval)")
+
+
+def _draw_curves(collection: Collection, axes: Axes, group: TaskGroup) -> None:
+    names, styles = series.method_names(collection), series.method_styles(collection)
+    metric = collection.experiment.metric_of(next(iter(group.names)))
     split = collection.experiment.split
-    curves = [curve for curve in series.curves(collection, split) if curve.metric == metric]
+    curves = [curve for curve in series.curves(collection, split) if curve.label in group.names]
     if not curves:  # the runs have no such split
         split = "test"
-        curves = [curve for curve in series.curves(collection) if curve.metric == metric]
-    averaged = series.averaged_labels(curves)
+        curves = [curve for curve in series.curves(collection) if curve.label in group.names]
+    averaged = {curve.label for curve in curves if curve.point == "average"}
     for curve in curves:
-        style = method_styles[curve.label]
-        styled_as = series.styled_as(curve, averaged)
-        main = styled_as == "average"
+        style = styles[names[curve.label]]
+        is_average = curve.point == "average"
         axes.plot(
             curve.epoch,
             curve.value,
             color=style.color,
-            linestyle=matplotlib_dashes(style.dashes[styled_as]),
-            linewidth=1.5 if main else 0.9,
-            marker="o" if len(curve.epoch) == 1 else None,
-            label=curve.label if main else None,
+            linestyle=matplotlib_dashes(POINT_DASHES[curve.point]),
+            linewidth=1.6 if is_average else 1.0,
+            marker=_MARKERS[style.shape],
+            markersize=3 if len(curve.epoch) <= 40 else 1,
+            markerfacecolor=style.color if is_average else "white",
+            label=names[curve.label] if is_average or curve.label not in averaged else None,
         )
         axes.fill_between(
             curve.epoch, curve.low, curve.high, color=style.color, alpha=BAND_OPACITY, lw=0
         )
     axes.locator_params(axis="x", integer=True)
-    axes.set_xlabel("epoch")
+    axes.set_xlabel("epoch (solid: average, dotted: last iterate)")
     axes.set_ylabel(series.axis_title(metric, split))
     floor = series.floors(collection, split).get(metric)
     if floor is not None:
@@ -159,34 +196,36 @@ def _draw_curves(collection: Collection, axes: Axes, metric: str) -> None:
         axes.legend(ncols=2)
 
 
-def _draw_rates(collection: Collection, axes: Axes) -> None:
-    method_styles = styles(collection.labels)
+def _draw_rates(collection: Collection, axes: Axes, group: TaskGroup) -> None:
+    names, styles = series.method_names(collection), series.method_styles(collection)
     for rate in series.rates(collection):
-        style = method_styles[rate.label]
+        if rate.label not in group.names:
+            continue
+        style = styles[names[rate.label]]
         axes.step(
             range(len(rate.rate)),
             rate.rate,
             where="post",
             color=style.color,
-            linestyle=matplotlib_dashes(style.dashes["average"]),
-            label=rate.label,
+            linestyle=matplotlib_dashes(style.dashes),
+            label=names[rate.label],
         )
         if rate.start is not None:
             axes.axvline(rate.start, color=style.color, linestyle="--", linewidth=1)
     axes.set_xlabel("epoch")
     axes.set_ylabel("learning rate")
-    if collection.labels:
-        set_log_scale(axes, "y")
-        axes.legend(ncols=2)
+    set_log_scale(axes, "y")
+    axes.legend(ncols=2)
 
 
-def _draw_costs(collection: Collection, axes: Axes) -> None:
-    costs = series.costs(collection)
-    labels = [cost.label for cost in costs]
+def _draw_costs(collection: Collection, axes: Axes, group: TaskGroup) -> None:
+    names = series.method_names(collection)
+    costs = [cost for cost in series.costs(collection) if cost.label in group.names]
+    labels = [names[cost.label] for cost in costs]
     left = [0.0] * len(costs)
     for activity, color in COST_COLORS.items():
         seconds = [cost.seconds.get(activity, 0.0) for cost in costs]
-        axes.barh(labels, seconds, left=left, color=color, label=activity)
+        axes.barh(labels, seconds, left=left, color=color, label=COST_NAMES[activity])
         left = [a + b for a, b in zip(left, seconds)]
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)

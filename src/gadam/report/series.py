@@ -6,22 +6,25 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from gadam.runs import Collection, RunRecord, more_is_better
+from gadam.report.style import Style, styles
+from gadam.runs import Collection, RunRecord
 from gadam.runs.record import Point
-from gadam.runs.summary import SeedMean
+from gadam.runs.summary import SeedMean, is_percentage, summarize, task_groups
 
 __all__ = [
     "Cost",
     "Curve",
+    "Gain",
     "LearningRate",
-    "averaged_labels",
     "axis_title",
     "costs",
     "curves",
     "floors",
+    "gain_title",
+    "gains",
+    "method_names",
+    "method_styles",
     "rates",
-    "styled_as",
-    "to_error",
 ]
 
 _POINTS: tuple[Point, Point] = ("average", "iterate")  # in drawing order
@@ -34,7 +37,7 @@ class Curve:
     Args:
         label: The method.
         point: "average" or "iterate".
-        metric: Its name. Accuracies are shown as errors; see :func:`to_error`.
+        metric: Its name.
         split: "test" or "validation".
         epoch: The evaluated epochs. All fields below have one entry for each.
         seconds: Mean wall time since the start.
@@ -88,14 +91,58 @@ class Cost:
     parameters: int | None
 
 
-def to_error(metric: str, value: float) -> float:
-    """Return the metric as charts show it: an accuracy as an error, so that smaller is better.
+@dataclass(frozen=True)
+class Gain:
+    """A method's gain in the test metric over its base, paired by seed.
 
     Args:
-        metric: Its name.
-        value: Its value.
+        label: The row.
+        base: The row it is compared with.
+        mean: The mean gain; positive is better.
+        low: The lower end of the 95 % interval; the mean if there is one seed.
+        high: The upper end.
+        seeds: The number of seeds that both have.
     """
-    return 100.0 - value if more_is_better(metric) else value
+
+    label: str
+    base: str
+    mean: float
+    low: float
+    high: float
+    seeds: int
+
+    @property
+    def evidence(self) -> str:
+        """What the interval says, as the chart's legend does."""
+        if self.seeds < 2:
+            return "one seed"
+        return "not significant" if self.low <= 0 <= self.high else "significant"
+
+
+def method_names(collection: Collection) -> dict[str, str]:
+    """Return each row's method, without the words that name its task.
+
+    Args:
+        collection: The runs.
+    """
+    groups = task_groups(collection.experiment)
+    names = {label: name for group in groups for label, name in group.names.items()}
+    return {label: names[label] for label in collection.labels}
+
+
+def method_styles(collection: Collection) -> dict[str, Style]:
+    """Return the style of each method by its name. A method looks the same in every task.
+
+    Args:
+        collection: The runs.
+    """
+    names = method_names(collection)
+    bases = {
+        names[label]: names[base]
+        for label, base in collection.experiment.bases.items()
+        if label in names and base in names
+    }
+    return styles(names.values(), bases)
 
 
 def axis_title(metric: str, split: str = "test") -> str:
@@ -105,8 +152,40 @@ def axis_title(metric: str, split: str = "test") -> str:
         metric: Its name.
         split: "test" or "validation".
     """
-    errors = {"accuracy": f"{split} error, %", "top5": f"top-5 {split} error, %"}
-    return errors.get(metric, f"{split} {metric}")
+    if is_percentage(metric):
+        return f"{split} {_metric_name(metric)}, %"
+    return f"{split} {metric}"
+
+
+def gain_title(metric: str) -> str:
+    """Return the title of an axis of gains.
+
+    Args:
+        metric: The metric's name.
+    """
+    unit = ", points" if is_percentage(metric) else ""
+    return f"gain in test {_metric_name(metric)}{unit}"
+
+
+def _metric_name(metric: str) -> str:
+    return "top-5 accuracy" if metric == "top5" else metric
+
+
+def gains(collection: Collection) -> list[Gain]:
+    """Return the gain of each method that has a base.
+
+    Args:
+        collection: The runs.
+    """
+    found = []
+    for row in summarize(collection.experiment, collection.results):
+        if row.difference is not None and row.base is not None:
+            low, high = row.difference.bounds or (row.difference.mean,) * 2
+            mean, count = row.difference.mean, row.difference.count
+            found.append(
+                Gain(row.label, row.base, round(mean, 6), round(low, 6), round(high, 6), count)
+            )
+    return found
 
 
 def curves(collection: Collection, split: str = "test") -> list[Curve]:
@@ -136,7 +215,7 @@ def _curve(
             elapsed += sum(record.seconds.values())
             value = record.metric(metric, point, split)
             if value is not None:
-                by_epoch[record.epoch].append((to_error(metric, value), elapsed))
+                by_epoch[record.epoch].append((value, elapsed))
     rows = []
     for epoch, pairs in sorted(by_epoch.items()):
         mean = SeedMean.of(value for value, _ in pairs)
@@ -144,33 +223,12 @@ def _curve(
             continue
         error = mean.error or 0.0
         seconds = round(sum(s for _, s in pairs) / len(pairs), 2)
-        bounds = round(mean.mean - error, 4), round(mean.mean + error, 4)
-        rows.append((epoch, seconds, round(mean.mean, 4), *bounds, len(pairs)))
+        numbers = (mean.mean, mean.mean - error, mean.mean + error)
+        rows.append((epoch, seconds, *(float(f"{number:.7g}") for number in numbers), len(pairs)))
     if not rows:
         return None
     epochs, elapsed_seconds, values, lows, highs, seeds = zip(*rows)
     return Curve(label, point, metric, split, epochs, elapsed_seconds, values, lows, highs, seeds)
-
-
-def averaged_labels(found: Iterable[Curve]) -> set[str]:
-    """Return the methods that have a curve of their average.
-
-    Args:
-        found: All curves of a chart.
-    """
-    return {curve.label for curve in found if curve.point == "average"}
-
-
-def styled_as(curve: Curve, averaged: set[str]) -> Point:
-    """Return the point that decides a curve's line style.
-
-    A method without an average is rated by its iterate, so its iterate is drawn like an average.
-
-    Args:
-        curve: The curve.
-        averaged: The methods that have an average; see :func:`averaged_labels`.
-    """
-    return curve.point if curve.label in averaged else "average"
 
 
 def floors(collection: Collection, split: str = "test") -> dict[str, float]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from gadam.runs.record import Point
 
@@ -15,35 +15,50 @@ __all__ = [
     "BAND_OPACITY",
     "COLORS",
     "COST_COLORS",
+    "COST_NAMES",
     "DASHED",
     "FLOOR_COLOR_IN_FIGURES",
     "FLOOR_COLOR_ON_PAGE",
     "FLOOR_DASHES",
     "MARKS",
+    "PAIRS",
+    "POINT_DASHES",
+    "POINT_NAMES",
     "RC_PARAMS",
     "START_DASHES",
     "Dashes",
+    "Shape",
     "Style",
     "colors_by_label",
     "styles",
     "vega_dashes",
 ]
 
-Dashes = tuple[int, ...]  # lengths of strokes and gaps in turn; empty for a solid line
+Dashes: TypeAlias = tuple[int, ...]  # lengths of strokes and gaps in turn; empty for a solid line
+Shape: TypeAlias = Literal["circle", "square", "triangle-up"]
 
-# The palette of Okabe and Ito, which color-blind readers can tell apart. Their yellow is left out,
-# because it is too light for lines.
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#6A4C93", "#8C564B")
+# Pairs of related colors: of a method without averaging, and of its averaged version. Readers with
+# any color vision can tell the pairs apart. The contrast of each color with the page's light and
+# dark background is at least 3.
+PAIRS = (
+    ("#359BC9", "#0069B8"),
+    ("#C48700", "#D04A02"),
+    ("#779A18", "#00805A"),
+    ("#CC79A7", "#7E4FB5"),
+)
+COLORS = (*(averaged for _, averaged in PAIRS), *(base for base, _ in PAIRS))
 
-# Line styles to cycle through each time the colors run out, and the CSS classes of their swatches.
-_DASHES: dict[Point, tuple[Dashes, Dashes, Dashes]] = {
-    "average": ((), (10, 3), (10, 2, 2, 2)),
-    "iterate": ((2, 3), (1, 2), (4, 2, 1, 2)),
-}
-_SWATCHES = ("swatch", "swatch second", "swatch third")
+# Line styles of the two points.
+POINT_DASHES: dict[Point, Dashes] = {"average": (), "iterate": (2, 3)}
+POINT_NAMES: dict[Point, str] = {"average": "average", "iterate": "last iterate"}
+
+# What tells methods apart each time the colors run out: markers, or line styles without markers.
+_SHAPES: tuple[Shape, Shape, Shape] = ("circle", "square", "triangle-up")
+_DASHES: tuple[Dashes, Dashes, Dashes] = ((), (10, 3), (10, 2, 2, 2))
 
 # Where an epoch's time goes.
-COST_COLORS = {"train": "#0072B2", "refresh": "#E69F00", "evaluate": "#8a939c"}
+COST_COLORS = {"train": "#0069B8", "refresh": "#C48700", "evaluate": "#8a939c"}
+COST_NAMES = {"train": "training", "refresh": "BatchNorm refresh", "evaluate": "evaluation"}
 
 # The best possible value. The page's gray must be visible in dark mode too.
 FLOOR_COLOR_ON_PAGE = "#8a939c"
@@ -82,31 +97,42 @@ RC_PARAMS: dict[Any, Any] = {  # settings of matplotlib, which types each key on
 
 @dataclass(frozen=True)
 class Style:
-    """How a method's lines are drawn.
+    """How a method is drawn.
 
     Args:
-        color: The color of all its lines.
-        dashes: The line style by point.
-        swatch: The CSS classes of its swatch on the page.
+        color: The color of its lines and markers.
+        shape: The shape of its markers.
+        dashes: The line style of a chart without markers.
     """
 
     color: str
-    dashes: Mapping[Point, Dashes]
-    swatch: str
+    shape: Shape
+    dashes: Dashes
 
 
-def styles(labels: Iterable[str]) -> dict[str, Style]:
+def styles(names: Iterable[str], bases: Mapping[str, str] | None = None) -> dict[str, Style]:
     """Return a style for each method. The first 24 differ from each other.
 
     Args:
-        labels: The methods.
+        names: The methods. Equal names share a style.
+        bases: For averaged methods, the method without averaging. Such pairs get related colors.
     """
-    found = {}
-    for i, label in enumerate(labels):
-        turn = (i // len(COLORS)) % 3
-        dashes = {point: patterns[turn] for point, patterns in _DASHES.items()}
-        found[label] = Style(COLORS[i % len(COLORS)], dashes, _SWATCHES[turn])
-    return found
+    methods = list(dict.fromkeys(names))
+    turns = range(1 + len(methods) // len(PAIRS))  # enough for pairs and single methods
+    pairs = [(base, averaged, turn) for turn in turns for base, averaged in PAIRS]
+    slots: dict[str, tuple[str, int]] = {}
+    for method in methods:
+        partner = (bases or {}).get(method, method)
+        if partner != method and partner in methods and not {method, partner} & set(slots):
+            base, averaged, turn = pairs.pop(0)
+            slots |= {partner: (base, turn), method: (averaged, turn)}
+    taken = set(slots.values())
+    free = iter([(c, turn) for turn in turns for c in COLORS if (c, turn) not in taken])
+    slots |= {method: next(free) for method in methods if method not in slots}
+    return {
+        method: Style(color, _SHAPES[turn % len(_SHAPES)], _DASHES[turn % len(_DASHES)])
+        for method, (color, turn) in ((method, slots[method]) for method in methods)
+    }
 
 
 def colors_by_label(labels: Iterable[str]) -> dict[str, str]:

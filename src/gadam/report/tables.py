@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from html import escape
 from pathlib import Path
+from typing import TypeVar
 
 from gadam.report.series import Cost, Curve
-from gadam.report.style import COST_COLORS
-from gadam.runs import Collection, Experiment, more_is_better, summary
+from gadam.report.style import COST_NAMES, POINT_NAMES
+from gadam.runs import Collection, summary
 from gadam.runs.files import write_atomically
-from gadam.runs.summary import Row, SeedMean
+from gadam.runs.summary import Row, SeedMean, TaskGroup
 
 __all__ = ["costs_table", "curves_table", "html_table", "results_table", "write_tables"]
 
@@ -22,6 +24,7 @@ def html_table(
     rows: Iterable[Sequence[str]],
     caption: str = "",
     best: Iterable[tuple[int, int]] = (),
+    groups: Mapping[int, str] | None = None,
 ) -> str:
     """Return an HTML table. All text is escaped.
 
@@ -29,43 +32,74 @@ def html_table(
         header: The column titles.
         rows: The cells, row by row. The first cell of a row is its title.
         caption: What the table shows.
-        best: The (row, column) of cells to highlight.
+        best: The (row, column) of cells to highlight, with their row.
+        groups: Headings of groups, by the position of the row that each group begins with.
     """
-    highlighted = set(best)
+    best_cells = set(best)
+    best_rows = {row for row, _ in best_cells}
 
     def cell(text: str, row: int, column: int) -> str:
         if column == 0:
             return f'<th scope="row">{escape(text)}</th>'
-        if (row, column) in highlighted:
-            return f"<td class=best>{escape(text)}<span class=hidden> (best)</span></td>"
-        return f"<td>{escape(text)}</td>"
+        label = escape(header[column]) if column < len(header) else ""
+        classes = [name for name, on in (("best", (row, column) in best_cells),) if on]
+        classes += ["empty"] if text in ("", "–") else []
+        attributes = f' class="{" ".join(classes)}"' if classes else ""
+        note = "<span class=hidden> (best)</span>" if "best" in classes else ""
+        # The content is one element, because narrow screens show it beside its label.
+        return f'<td data-label="{label}"{attributes}><span>{escape(text)}{note}</span></td>'
 
     head = "".join(f'<th scope="col">{escape(title)}</th>' for title in header)
-    body = "".join(
-        f"<tr>{''.join(cell(text, i, j) for j, text in enumerate(row))}</tr>"
-        for i, row in enumerate(rows)
-    )
+    body = ""
+    for i, row in enumerate(rows):
+        if groups and i in groups:
+            heading = f'<th scope="rowgroup" colspan="{len(header)}">{escape(groups[i])}</th>'
+            body += f'{"</tbody>" if body else ""}<tbody><tr class="group">{heading}</tr>'
+        cells = "".join(cell(text, i, j) for j, text in enumerate(row))
+        body += f"<tr class=best>{cells}</tr>" if i in best_rows else f"<tr>{cells}</tr>"
     title = f"<caption>{escape(caption)}</caption>" if caption else ""
-    return (
-        f'<div class="scroll"><table>{title}<thead><tr>{head}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>"
-    )
+    body = f"{body}</tbody>" if body.startswith("<tbody>") else f"<tbody>{body}</tbody>"
+    return f'<div class="scroll"><table>{title}<thead><tr>{head}</tr></thead>{body}</table></div>'
+
+
+def _headings(labels: Sequence[str], groups: Sequence[TaskGroup]) -> dict[int, str]:
+    """Return the headings of rows that are ordered by task, by position."""
+    return {
+        min(members): group.title
+        for group in groups
+        if (members := [i for i, label in enumerate(labels) if label in group.names])
+    }
+
+
+def _names(groups: Sequence[TaskGroup]) -> dict[str, str]:
+    return {label: name for group in groups for label, name in group.names.items()}
+
+
+T = TypeVar("T", Row, Curve, Cost)
+
+
+def _by_task(items: Iterable[T], groups: Sequence[TaskGroup]) -> list[T]:
+    """Order items by task, so that a heading can stand above each task."""
+    items = list(items)
+    return [item for group in groups for item in items if item.label in group.names]
 
 
 # ------------------------------------------------------------------------------------ on the page
 
 
 def results_table(collection: Collection) -> str:
-    """Return the page's main table: each method's test metric and its gain.
+    """Return the page's main table: each method's test metric and its gain, by task.
 
     Args:
         collection: The runs.
     """
     experiment = collection.experiment
+    groups = summary.task_groups(experiment)
     table = summary.summarize(experiment, collection.results)
-    rows = [row for row in table if row.runs or row.failed]
+    rows = _by_task((row for row in table if row.runs or row.failed), groups)
     if not rows:
         return "<p>No run has finished yet.</p>"
+    names = _names(groups)
     published = any(row.published is not None for row in rows)
     several_metrics = len(experiment.metrics) > 1
     header = ["method", "last iterate", "average", "gain over base", "validation", "seeds"]
@@ -73,11 +107,12 @@ def results_table(collection: Collection) -> str:
     header += ["metric"] if several_metrics else []
     texts = []
     for row in rows:
+        named = replace(row, label=names[row.label], base=names.get(row.base or "", row.base))
         cells = [
-            summary.row_title(row),
+            summary.row_title(named),
             summary.mean_text(row.iterate, row),
             summary.mean_text(row.average, row),
-            _gain(row),
+            summary.gain_text(named) or "–",
             summary.mean_text(row.validation, row),
             str(row.runs),
         ]
@@ -87,63 +122,53 @@ def results_table(collection: Collection) -> str:
     caption = (
         f"Test {summary.with_units(experiment.metrics)}: mean ± standard error over seeds. Gains "
         "are paired by seed and shown with their 95 % confidence interval; a positive gain is an "
-        "improvement. A method with an average is rated by its average. The best value of each "
-        "column is highlighted, per task."
+        "improvement. A method with an average is rated by its average. The best method of each "
+        "task is highlighted; it is chosen on validation data if there is any."
     )
-    return html_table(header, texts, caption, _best_cells(experiment, rows))
+    leaders = summary.best(experiment, rows)
+    best = [(i, 2 if row.average else 1) for i, row in enumerate(rows) if row.label in leaders]
+    return html_table(header, texts, caption, best, _headings([r.label for r in rows], groups))
 
 
-def _gain(row: Row) -> str:
-    if row.difference is None:
-        return "–"
-    mean, half = row.difference.mean, row.difference.interval
-    bounds = "" if half is None else f" ({mean - half:+.2f} to {mean + half:+.2f})"
-    return f"{mean:+.2f}{bounds} over {row.base}"
-
-
-def _best_cells(experiment: Experiment, rows: list[Row]) -> list[tuple[int, int]]:
-    """Find the best of each column among the rows of a task, if it has several."""
-    position = {row.label: i for i, row in enumerate(rows)}
-    found = []
-    for column, name in ((1, "iterate"), (2, "average"), (4, "validation")):
-        for members in summary.by_task(experiment, rows):
-            means: dict[str, float] = {}
-            for row in members:
-                mean: SeedMean | None = getattr(row, name)
-                if mean is not None:
-                    means[row.label] = mean.mean
-            pick = max if more_is_better(members[0].metric) else min
-            if len(means) > 1:
-                found.append((position[pick(means, key=means.__getitem__)], column))
-    return found
-
-
-def curves_table(curves: Iterable[Curve], metric: str) -> str:
+def curves_table(curves: Iterable[Curve], groups: Sequence[TaskGroup]) -> str:
     """Return the table of each learning curve's last value.
 
     Args:
-        curves: The curves.
-        metric: The title of their values.
+        curves: The curves, all of one split.
+        groups: The tasks.
     """
+    ordered, names = _by_task(curves, groups), _names(groups)
     rows = [
-        (c.label, c.point, str(c.epoch[-1]), f"{c.value[-1]:.2f}", str(c.seeds[-1])) for c in curves
+        (
+            names[c.label],
+            POINT_NAMES[c.point],
+            str(c.epoch[-1]),
+            c.metric,
+            f"{c.value[-1]:.{summary.decimals(c.value[-1])}f}",
+            str(c.seeds[-1]),
+        )
+        for c in ordered
     ]
-    return html_table(("method", "point", "epoch", metric, "seeds"), rows)
+    split = ordered[0].split if ordered else "test"
+    header = ("method", "point", "epoch", "metric", split, "seeds")
+    return html_table(header, rows, groups=_headings([c.label for c in ordered], groups))
 
 
-def costs_table(costs: Iterable[Cost]) -> str:
+def costs_table(costs: Iterable[Cost], groups: Sequence[TaskGroup]) -> str:
     """Return the table of what each method costs.
 
     Args:
         costs: The costs.
+        groups: The tasks.
     """
+    ordered, names = _by_task(costs, groups), _names(groups)
     rows = []
-    for cost in costs:
+    for cost in ordered:
         total = sum(cost.seconds.values()) or 1.0
-        shares = [f"{100 * cost.seconds.get(a, 0.0) / total:.0f} %" for a in COST_COLORS]
+        shares = [f"{100 * cost.seconds.get(a, 0.0) / total:.0f} %" for a in COST_NAMES]
         rows.append(
             (
-                cost.label,
+                names[cost.label],
                 f"{total:.2f}",
                 *shares,
                 "–" if cost.parameters is None else f"{cost.parameters:,}",
@@ -153,13 +178,11 @@ def costs_table(costs: Iterable[Cost]) -> str:
     header = (
         "method",
         "seconds per epoch",
-        "training",
-        "BatchNorm refresh",
-        "evaluation",
+        *COST_NAMES.values(),
         "parameters",
         "peak memory of the process",
     )
-    return html_table(header, rows)
+    return html_table(header, rows, groups=_headings([cost.label for cost in ordered], groups))
 
 
 # --------------------------------------------------------------------------------------- in files
