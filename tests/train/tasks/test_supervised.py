@@ -139,12 +139,12 @@ def test_without_test_data_the_validation_data_is_reported_and_it_is_said() -> N
 
 def test_the_model_is_drawn_from_the_seed() -> None:
     task = make()
-    weight = task.model.weight.clone()  # type: ignore[operator, union-attr]
+    weight = task.model.weight.clone()  # type: ignore[operator]
     torch.rand(3)
     task.setup(1, CPU)
-    assert not task.model.weight.equal(weight)  # type: ignore[operator, union-attr, arg-type]
+    assert not task.model.weight.equal(weight)  # type: ignore[operator]
     task.setup(0, CPU)
-    assert task.model.weight.equal(weight)  # type: ignore[operator, union-attr, arg-type]
+    assert task.model.weight.equal(weight)  # type: ignore[operator]
 
 
 def test_the_loss_is_of_the_models_outputs() -> None:
