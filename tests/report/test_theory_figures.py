@@ -22,7 +22,11 @@ def test_the_figures_are_complete():
     assert set(FIGURES) == NAMES
 
 
-@pytest.mark.parametrize("name", sorted(NAMES))
+# test_mean_field.py compares the same simulation and prediction with fewer steps.
+SLOW = pytest.param("dependence", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("name", [*sorted(NAMES - {"dependence"}), SLOW])
 def test_the_simulation_agrees_with_the_prediction(name):
     """Every point is within five standard errors of the line, which has a knot there."""
     chart = FIGURES[name](1)

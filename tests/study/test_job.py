@@ -47,6 +47,21 @@ def run(trained, tmp_path) -> RunFolder:
     return RunFolder(tmp_path / "run", RECIPE, 0)
 
 
+@pytest.fixture(scope="module")
+def trained_and_measured(trained, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("measured") / "run"
+    shutil.copytree(trained, folder)
+    measure(RunFolder(folder, RECIPE, 0), ["curvature"], QUICK)
+    return folder
+
+
+@pytest.fixture
+def measured(trained_and_measured, tmp_path) -> RunFolder:
+    """Return a run whose notebook has its curvature."""
+    shutil.copytree(trained_and_measured, tmp_path / "run")
+    return RunFolder(tmp_path / "run", RECIPE, 0)
+
+
 def result_of(run: RunFolder) -> RunResult:
     assert run.result is not None
     return run.result
@@ -95,16 +110,16 @@ def test_diversity_and_ensemble_match_direct_computation(run):
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_curvature_matches_direct_computation(run, point):
-    values = measure(run, ["curvature"], QUICK).values
-    task, _ = load_directly(run, 4 if point == "iterate" else point)
+def test_curvature_matches_direct_computation(measured, point):
+    values = measure(measured, ["curvature"], QUICK).values
+    task, _ = load_directly(measured, 4 if point == "iterate" else point)
     at = Curvature(task.model, list(task.training_data(128)))
     largest = float(top_eigenvalues(at).values[0])
     assert values[f"norm/{point}"]["value"] == pytest.approx(largest, rel=2e-3)
     noise = measure_noise(at)
     assert values[f"noise/{point}"]["trace"] == pytest.approx(noise.trace, rel=1e-3)
     accuracy = values[f"metrics/{point}"]["test"]["accuracy"]
-    assert accuracy == pytest.approx(result_of(run).metric("accuracy", point), abs=0.11)
+    assert accuracy == pytest.approx(result_of(measured).metric("accuracy", point), abs=0.11)
 
 
 def test_landscape_contains_the_points(run):
@@ -190,21 +205,21 @@ def test_torn_line_costs_one_value(run, monkeypatch):
 
 
 @pytest.mark.parametrize("damage", ["value", "hash", "key of the hash"])
-def test_changed_value_is_measured_again(run, monkeypatch, damage):
-    before = measure(run, ["curvature"], QUICK)
-    notebook = run.folder / "analysis.jsonl"
+def test_changed_value_is_measured_again(measured, monkeypatch, damage):
+    before = measure(measured, ["curvature"], QUICK)
+    notebook = measured.folder / "analysis.jsonl"
     lines = notebook.read_text().splitlines()
     at = {"value": lines[0].index('"value"') + 12, "hash": -5, "key of the hash": -23}[damage]
     changed = bytearray(lines[0].encode())
     changed[at] ^= 1
     notebook.write_text("\n".join([changed.decode(), *lines[1:]]) + "\n")
-    assert measure(run, ["curvature"], QUICK).values == before.values
+    assert measure(measured, ["curvature"], QUICK).values == before.values
     assert len(notebook.read_text().splitlines()) == len(lines)  # the damaged one is gone
 
 
-def test_stops_on_request_and_resumes(run):
-    whole = measure(run, ["curvature"], QUICK)
-    (run.folder / "analysis.jsonl").unlink()
+def test_stops_on_request_and_resumes(measured):
+    whole = measure(measured, ["curvature"], QUICK)
+    (measured.folder / "analysis.jsonl").unlink()
     left = [9]  # stop within a product
 
     def soon() -> bool:
@@ -212,10 +227,10 @@ def test_stops_on_request_and_resumes(run):
         return left[0] < 0
 
     with pytest.raises(Stopped):
-        measure(run, ["curvature"], QUICK, should_stop=soon)
-    kept = (run.folder / "analysis.jsonl").read_text().count("\n")
+        measure(measured, ["curvature"], QUICK, should_stop=soon)
+    kept = (measured.folder / "analysis.jsonl").read_text().count("\n")
     assert 0 < kept < len(whole.values)
-    assert measure(run, ["curvature"], QUICK) == whole
+    assert measure(measured, ["curvature"], QUICK) == whole
 
 
 @pytest.mark.parametrize("harm", ["removed", "damaged", "cut off"])
@@ -256,17 +271,17 @@ def test_damaged_iterate_is_named_and_the_rest_is_measured(run):
     assert "failed" not in found.to_dict()
 
 
-def test_new_weights_are_measured_again(run):
-    before = measure(run, ["curvature"], QUICK)
-    (checkpoint,) = run.folder.glob("checkpoint-000004-*.pt")
+def test_new_weights_are_measured_again(measured):
+    before = measure(measured, ["curvature"], QUICK)
+    (checkpoint,) = measured.folder.glob("checkpoint-000004-*.pt")
     state = read_weights(checkpoint)
     assert state is not None
     state["model"] = {
         name: t * 1.5 if t.is_floating_point() else t for name, t in state["model"].items()
     }
     checkpoint.unlink()
-    run.save(4, {name: value for name, value in state.items() if name != "lines"})
-    after = measure(run, ["curvature"], QUICK)
+    measured.save(4, {name: value for name, value in state.items() if name != "lines"})
+    after = measure(measured, ["curvature"], QUICK)
     assert after.values["norm/iterate"] != before.values["norm/iterate"]
 
 
