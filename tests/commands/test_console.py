@@ -51,8 +51,8 @@ def test_lines_for_a_log(capsys):
     captured = capsys.readouterr()
     assert captured.out.splitlines() == [
         "Gadam, seed 3: started",
-        "Gadam, seed 3: epoch 1/6, training loss nan, test error: iterate 20.0 %",
-        "Gadam, seed 3: done in 2 s, test error: iterate 19.0 %",
+        "Gadam, seed 3: epoch 1/6, training loss nan, test accuracy: iterate 80.0 %",
+        "Gadam, seed 3: done in 2 s, test accuracy: iterate 81.0 %",
     ]
     assert "FAILED Gadam, seed 3: no [memory]" in captured.err
 
@@ -87,7 +87,7 @@ def test_bars_for_a_terminal():
         play(listener)
     text = screen.getvalue()
     assert "1/1 runs" in text
-    assert "Gadam, seed 3: done in 2 s, test error: iterate 19.0 %" in text
+    assert "Gadam, seed 3: done in 2 s, test accuracy: iterate 81.0 %" in text
     assert "Gadam, seed 3: A file [was] damaged." in text
     assert "FAILED Gadam, seed 3: no [memory]" in text
 

@@ -11,12 +11,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import quick_processes
 from compare_runs import assert_same_run
 from gadam.runs import Average, Data, EpochRecord, Language, Optimizer, Recipe, RunResult
 from gadam.runs.lines import read_epochs
@@ -31,6 +33,13 @@ RECIPE = Recipe(
     average=Average(1),
     epochs=3,
 )
+
+
+@pytest.fixture
+def quick_workers() -> Iterator[None]:
+    """Fork the workers of this test, where it does not matter how they start."""
+    with quick_processes.for_sweeps():
+        yield
 
 
 class Recorder:
@@ -119,6 +128,7 @@ def test_a_worker_may_start_processes_that_decode_images(tmp_path):
     assert sweep([job], recorder, workers=1)[job] is not None, recorder.of("failure")
 
 
+@pytest.mark.usefixtures("quick_workers")
 def test_a_listener_that_fails_ends_the_sweep(tmp_path):
     class Failing(Recorder):
         def on_finish(self, job: Job, result: Reportable) -> None:
@@ -128,6 +138,7 @@ def test_a_listener_that_fails_ends_the_sweep(tmp_path):
         sweep([TrainingJob("short", RECIPE, 0, tmp_path)], Failing(), workers=1)
 
 
+@pytest.mark.usefixtures("quick_workers")
 def test_a_damaged_checkpoint_is_reported(tmp_path):
     job = TrainingJob("short", RECIPE, 0, tmp_path)
     sweep([job], Recorder(), workers=1)
@@ -145,7 +156,7 @@ def test_a_damaged_checkpoint_is_reported(tmp_path):
         (EpochRecord(1, 0.1, 0.5), "epoch 1/3, training loss 0.500"),
         (
             EpochRecord(2, 0.1, 0.5, iterate={"test": {"accuracy": 80.0}}),
-            "epoch 2/3, training loss 0.500, test error: iterate 20.0 %",
+            "epoch 2/3, training loss 0.500, test accuracy: iterate 80.0 %",
         ),
         (
             EpochRecord(
@@ -155,7 +166,7 @@ def test_a_damaged_checkpoint_is_reported(tmp_path):
                 iterate={"test": {"accuracy": 80.0}, "validation": {"accuracy": 75.0}},
                 average={"test": {"accuracy": 82.0}, "validation": {"accuracy": 77.0}},
             ),
-            "epoch 3/3, training loss 0.500, validation error: iterate 25.0 %, average 23.0 %",
+            "epoch 3/3, training loss 0.500, validation accuracy: iterate 75.0 %, average 77.0 %",
         ),
         (
             EpochRecord(3, 0.1, math.nan, iterate={"test": {"accuracy": math.nan}}),
@@ -213,7 +224,7 @@ def wait_for_epochs(folder: Path, count: int, process: subprocess.Popen[str]) ->
 
 
 def test_ctrl_c_stops_cleanly_and_the_same_command_resumes(tmp_path):
-    longer = ("--set", "epochs=150", "--set", "evaluate_every=75")
+    longer = ("--set", "epochs=80", "--set", "evaluate_every=40")
     process = start(tmp_path, *longer)
     wait_for_epochs(tmp_path, 2, process)
     process.send_signal(signal.SIGINT)
@@ -226,7 +237,7 @@ def test_ctrl_c_stops_cleanly_and_the_same_command_resumes(tmp_path):
     assert process.returncode == 0, errors
     assert "Gadam" in output
     result = json.loads((tmp_path / "compare-gadam-0" / "result.json").read_text())
-    assert result["epochs"] == 150
+    assert result["epochs"] == 80
 
 
 def test_a_second_command_cannot_change_a_running_run(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TextIO
 
@@ -16,14 +17,34 @@ from rich.text import Text
 from gadam.runs import summary
 from gadam.runs.experiment import Experiment
 from gadam.runs.files import Json, to_json
+from gadam.runs.verdict import Verdict
 from gadam.train.experiments import COMPARE, LM_MINI, hours
 from gadam.train.sweep import Job, Reportable
 
-__all__ = ["Bars", "JsonLines", "Lines", "Quiet", "listener", "print_list", "print_table"]
+__all__ = [
+    "Bars",
+    "JsonLines",
+    "Lines",
+    "Quiet",
+    "listener",
+    "open_console",
+    "print_list",
+    "print_table",
+    "print_verdicts",
+]
+
+
+def open_console() -> Console:
+    """Return the console of standard output. If it is piped, no line is ever too long for it."""
+    console = Console()
+    return console if console.is_terminal else Console(width=10_000)
 
 
 class Quiet:
-    """Print only what went wrong."""
+    """Print only what went wrong. A notice that many runs share is printed once."""
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
 
     def on_start(self, job: Job) -> None:
         """Ignore it."""
@@ -32,8 +53,14 @@ class Quiet:
         """Ignore it."""
 
     def on_notice(self, job: Job, sentence: str) -> None:
-        """Print the sentence."""
-        print(f"{job.label}, seed {job.seed}: {sentence}", file=sys.stderr, flush=True)
+        """Print the sentence, unless it was printed before."""
+        if self._is_new(sentence):
+            print(f"{job.label}, seed {job.seed}: {sentence}", file=sys.stderr, flush=True)
+
+    def _is_new(self, sentence: str) -> bool:
+        is_new = sentence not in self._told
+        self._told.add(sentence)
+        return is_new
 
     def on_finish(self, job: Job, result: Reportable) -> None:
         """Ignore it."""
@@ -61,6 +88,7 @@ class Lines(Quiet):
     """
 
     def __init__(self, seconds: float = 10.0) -> None:
+        super().__init__()
         self.seconds = seconds
         self._last: dict[Job, float] = {}
 
@@ -88,6 +116,7 @@ class JsonLines(Quiet):
     """
 
     def __init__(self, file: TextIO | None = None) -> None:
+        super().__init__()
         self._file = file or sys.stdout
 
     def _print(self, event: str, job: Job, **content: Json) -> None:
@@ -125,6 +154,7 @@ class Bars(Quiet):
     """
 
     def __init__(self, console: Console, jobs: int) -> None:
+        super().__init__()
         self._console = console
         self._all = Progress(
             TextColumn("[bold]{task.description}"),
@@ -188,8 +218,9 @@ class Bars(Quiet):
         self._console.print(outcome, style="dim", markup=False)
 
     def on_notice(self, job: Job, sentence: str) -> None:
-        """Print the sentence above the bars."""
-        self._console.print(f"{job.label}, seed {job.seed}: {sentence}", markup=False)
+        """Print the sentence above the bars, unless it was printed before."""
+        if self._is_new(sentence):
+            self._console.print(f"{job.label}, seed {job.seed}: {sentence}", markup=False)
 
     def on_failure(self, job: Job, reason: str) -> None:
         """Remove the run's bar and print the reason."""
@@ -222,7 +253,7 @@ def print_table(experiment: Experiment, table: list[summary.Row]) -> None:
         experiment: What was run.
         table: Its rows.
     """
-    console = Console(width=None if Console().is_terminal else 160)
+    console = open_console()
     title = f"{experiment.title}: test {summary.with_units(experiment.metrics)}"
     shown = Table(title=title, title_justify="left")
     published = any(row.published is not None for row in table)
@@ -245,6 +276,18 @@ def print_table(experiment: Experiment, table: list[summary.Row]) -> None:
         console.print(experiment.note, style="dim")
 
 
+def print_verdicts(verdicts: Sequence[Verdict]) -> None:
+    """Print the answer for each task, with the task's heading if there are several.
+
+    Args:
+        verdicts: The answers.
+    """
+    console = open_console()
+    for verdict in verdicts:
+        heading = f"{verdict.task}: " if len(verdicts) > 1 else ""
+        console.print(f"{heading}{verdict.sentence()}", style="bold", markup=False, highlight=False)
+
+
 def print_list(found: list[tuple[str, Experiment, Experiment]], with_recipes: bool) -> None:
     """Print the experiments with their costs.
 
@@ -252,7 +295,7 @@ def print_list(found: list[tuple[str, Experiment, Experiment]], with_recipes: bo
         found: Name, mini scale and full scale of each.
         with_recipes: Also print their recipes.
     """
-    console = Console(width=None if Console().is_terminal else 160)
+    console = open_console()
     shown = Table(box=None, pad_edge=False)
     shown.add_column("name", no_wrap=True)  # to be copied
     shown.add_column("title")

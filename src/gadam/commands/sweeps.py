@@ -6,9 +6,9 @@ import platform
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -29,16 +29,29 @@ from gadam.runs.files import (
 from gadam.runs.folder import RunFolder, versions
 from gadam.runs.recipe import Recipe, RecipeError
 from gadam.runs.record import RunResult
-from gadam.train import experiments, tasks
+from gadam.runs.verdict import Verdict, verdicts
+from gadam.train import experiments
 from gadam.train.data import text
 from gadam.train.sweep import TrainingJob, available_cores, sweep
 
-__all__ = ["Scale", "check_recipes", "known_floors", "run_all", "run_experiment"]
+__all__ = [
+    "Addition",
+    "Scale",
+    "check_folders",
+    "conclude",
+    "known_floors",
+    "locked",
+    "run_all",
+    "run_experiment",
+    "worker_count",
+]
 
 Scale = Literal["mini", "paper"]
 
 
-def run_experiment(name: str, scale: Scale, rows: str, options: SweepOptions) -> int:
+def run_experiment(
+    name: str, scale: Scale, rows: str, options: SweepOptions, methods: Sequence[str] = ()
+) -> int:
     """Train all rows and seeds of an experiment, and write its table and report.
 
     Args:
@@ -46,12 +59,19 @@ def run_experiment(name: str, scale: Scale, rows: str, options: SweepOptions) ->
         scale: "mini" or "paper".
         rows: Train only rows with these words in their label; empty means all.
         options: How to run it.
+        methods: Train only rows of these methods; empty means all.
 
     Returns:
         The exit code.
     """
-    experiment = _described(_select(experiments.get(name, scale), rows), options)
-    experiment = replace(experiment, command=_command_line(name, scale, rows, experiment, options))
+    experiment = _select(experiments.get(name, scale), rows)
+    if methods:
+        kept = {row: r for row, r in experiment.recipes.items() if r.method in methods}
+        experiment = experiment.restricted_to(kept)
+    experiment = _described(experiment, options)
+    experiment = replace(
+        experiment, command=_command_line(name, scale, rows, experiment, options, methods)
+    )
     recipes = experiment.recipes
     folder = options.out or Path("runs") / (name if scale == "mini" else f"{name}-{scale}")
     jobs = {
@@ -59,28 +79,72 @@ def run_experiment(name: str, scale: Scale, rows: str, options: SweepOptions) ->
         for seed in range(experiment.seeds)
         for row, recipe in recipes.items()
     }
-    with _locked(folder):
+    with locked(folder):
         done = run_all(list(jobs.values()), options, experiment=(experiment, folder))
         results = {key: done.get(job) for key, job in jobs.items()}
-        table = summary.summarize(experiment, results)
-        content = summary_document(experiment, table, scale)
-        write_json(folder / "summary.json", content, sealed=True)
-        text_table = summary.to_markdown(experiment, table) + "\n"
-        write_atomically(folder / "summary.md", text_table.encode())
-        export(jobs.values(), options)
-        page = _report(folder)
-    if options.json:
-        path = None if page is None else str(page)
-        print(to_json({"event": "summary", "report": path, **content}), flush=True)
-    else:
-        console.print_table(experiment, table)
-        print(f"The runs, summary.md and summary.json are in {folder}.")
-        if page is not None:
-            print(f"The report is {page}.")
+        conclude(experiment, folder, list(jobs.values()), results, options, scale)
     failed = any(result is None for result in results.values())
     if experiment.analysis and any(result is not None for result in results.values()):
         failed |= not _analyze(folder, options)
     return 1 if failed else 0
+
+
+@dataclass(frozen=True)
+class Addition:
+    """What a command adds to the end of an experiment.
+
+    Args:
+        content: Added to `summary.json`.
+        text: Printed below the verdicts.
+    """
+
+    content: Document = field(default_factory=dict)
+    text: str = ""
+
+
+def conclude(
+    experiment: Experiment,
+    folder: Path,
+    jobs: Iterable[TrainingJob],
+    results: Mapping[tuple[str, int], RunResult | None],
+    options: SweepOptions,
+    scale: Scale = "mini",
+    add: Callable[[list[Verdict]], Addition] = lambda verdicts: Addition(),
+) -> None:
+    """Write the table, the verdicts and the report of an experiment, and print them.
+
+    Args:
+        experiment: What was run.
+        folder: Its folder. The caller holds its lock.
+        jobs: Its runs.
+        results: By row and seed; None for a failed run.
+        options: How it was run.
+        scale: "mini" or "paper".
+        add: What else to write and print, from the verdicts.
+    """
+    table = summary.summarize(experiment, results)
+    answers = verdicts(experiment, results)
+    addition = add(answers)
+    content = {
+        **summary_document(experiment, table, scale),
+        "verdicts": [verdict.to_dict() for verdict in answers],
+        **addition.content,
+    }
+    write_json(folder / "summary.json", content, sealed=True)
+    text_table = summary.to_markdown(experiment, table) + "\n"
+    write_atomically(folder / "summary.md", text_table.encode())
+    export(jobs, options)
+    page = _report(folder)
+    if options.json:
+        path = None if page is None else str(page)
+        print(to_json({"event": "summary", "report": path, **content}), flush=True)
+        return
+    console.print_table(experiment, table)
+    console.print_verdicts(answers)
+    print(addition.text, end="")
+    print(f"The runs, summary.md and summary.json are in {folder}.")
+    if page is not None:
+        print(f"The report is {page}.")
 
 
 def summary_document(experiment: Experiment, table: list[summary.Row], scale: Scale) -> Document:
@@ -155,12 +219,18 @@ def _select(experiment: Experiment, wanted: str) -> Experiment:
 
 
 def _command_line(
-    name: str, scale: str, rows: str, experiment: Experiment, options: SweepOptions
+    name: str,
+    scale: str,
+    rows: str,
+    experiment: Experiment,
+    options: SweepOptions,
+    methods: Sequence[str],
 ) -> str:
     words = ["gadam", "compare"] if name == experiments.COMPARE else ["gadam", "reproduce", name]
     words += ["--scale", scale] if name != experiments.COMPARE else []
     words += ["--rows", rows] if rows else []
-    words += ["--seeds", str(experiment.seeds)]
+    words += ["--methods", *methods] if methods else []
+    words += ["--seeds", str(options.seeds)] if options.seeds else []
     words += [word for setting in options.settings for word in ("--set", setting)]
     return shlex.join(words)
 
@@ -236,22 +306,49 @@ def run_all(
     Returns:
         The result of each run, or None if it failed.
     """
-    for each in jobs:  # find folders that hold something else before any work
+    check_folders(jobs)
+    if experiment is not None:
+        write_json(experiment[1] / "experiment.json", experiment[0].to_dict(), sealed=True)
+    with console.listener(len(jobs), quiet=options.quiet, as_json=options.json) as listener:
+        return sweep(jobs, listener, worker_count(options))
+
+
+def check_folders(jobs: Iterable[TrainingJob]) -> None:
+    """Raise an error if the folder of a run holds something else, before any work.
+
+    Args:
+        jobs: The runs.
+
+    Raises:
+        RunError: A folder holds another run.
+    """
+    for each in jobs:
         accept = each.accept_changed_code
         RunFolder(
             each.folder, each.recipe, each.seed, each.label, accept_changed_code=accept
         ).check()
-    if experiment is not None:
-        write_json(experiment[1] / "experiment.json", experiment[0].to_dict(), sealed=True)
+
+
+def worker_count(options: SweepOptions) -> int:
+    """Return how many runs to train at a time.
+
+    Args:
+        options: How to run them.
+    """
     several = available_cores() // options.threads if options.device == "cpu" else 1
-    workers = options.workers or max(1, several)
-    with console.listener(len(jobs), quiet=options.quiet, as_json=options.json) as listener:
-        return sweep(jobs, listener, workers)
+    return options.workers or max(1, several)
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Keep other sweeps from writing to a folder, and remove what killed processes left."""
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other sweeps from writing to a folder, and remove what killed processes left.
+
+    Args:
+        folder: Created if it does not exist.
+
+    Raises:
+        RunError: Another process is using the folder, or it cannot be written.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -285,18 +382,3 @@ def export(jobs: Iterable[TrainingJob], options: SweepOptions) -> None:
 
         for each in jobs:
             tensorboard.export(each.folder)
-
-
-def check_recipes(recipes: Iterable[Recipe], options: SweepOptions) -> None:
-    """Check every option, data set, network and the device before anything is trained.
-
-    Args:
-        recipes: What to train.
-        options: How to run it.
-    """
-    options.check()
-    try:
-        for recipe in recipes:
-            tasks.check(recipe, options.data_path)
-    except ValueError as error:  # an unknown name, an invalid beta
-        raise RecipeError(str(error)) from None

@@ -36,11 +36,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, TypeAlias
 
-from gadam.runs.recipe import Recipe
+from gadam.runs.recipe import Average, Optimizer, Recipe, Schedule
 from gadam.train.experiments import in_proportion
 
 __all__ = [
     "CENTERS",
+    "METHODS",
     "TRIAL_SEED",
     "Comparison",
     "Edge",
@@ -51,6 +52,7 @@ __all__ = [
     "Trial",
     "Tuned",
     "due",
+    "method_recipe",
     "recipe_of",
     "tuned",
 ]
@@ -82,6 +84,17 @@ CENTERS = {
     "sgd": Setting(0.1, 1e-3),
     "adamw": Setting(1e-3, 0.1),
     "padamw": Setting(0.1, 1e-2),
+}
+
+
+# The base optimizer of each method, and whether it averages.
+METHODS: dict[str, tuple[Literal["sgd", "adamw", "padamw"], bool]] = {
+    "SGD": ("sgd", False),
+    "SWA": ("sgd", True),
+    "AdamW": ("adamw", False),
+    "Gadam": ("adamw", True),
+    "PadamW": ("padamw", False),
+    "GadamX": ("padamw", True),
 }
 
 
@@ -306,6 +319,27 @@ class Comparison:
         new = [trial for trial in trials if trial not in self._begun[method]]
         self._begun[method].update(new)
         return [Run(method, trial, TRIAL_SEED) for trial in new]
+
+
+def method_recipe(task: Recipe, method: str) -> Recipe:
+    """Return the recipe of a method for a task, with the method's usual setting.
+
+    A base optimizer decays its learning rate to zero along a cosine. That is a stronger baseline
+    than the paper's linear decay, which holds the full rate for half of the run: a comparison with
+    a weak baseline shows nothing. A method that averages holds half of its rate from the middle
+    of the run on, and averages from there.
+
+    Args:
+        task: A recipe with the model, the data, the epochs and the batch size.
+        method: One of :data:`METHODS`.
+    """
+    optimizer, averages = METHODS[method]
+    return replace(
+        task,
+        optimizer=Optimizer(optimizer, *CENTERS[optimizer]),
+        schedule=Schedule("linear-ia" if averages else "cosine"),
+        average=Average(task.epochs // 2) if averages else None,
+    )
 
 
 def recipe_of(recipe: Recipe, trial: Trial) -> Recipe:
