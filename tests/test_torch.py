@@ -200,6 +200,64 @@ def test_capturable_devices_fallback(monkeypatch):
     assert set(_torch.capturable_devices()) <= known
 
 
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_fused_adam_without_an_option_for_decoupled_decay(decoupled, monkeypatch):
+    """As before torch 2.7. The kernel of gadam is out of the way."""
+    monkeypatch.setattr(_torch, "_ADAM_DECOUPLES", False)
+    monkeypatch.setattr(gadam.optim.cpu, "_library", lambda: (None, "not built"))
+    results = []
+    for flags in ({"fused": True}, {"foreach": False}):
+        params = parameters()
+        options: dict[str, Any] = {"weight_decay": 0.3, "decoupled_weight_decay": decoupled}
+        train(gadam.Gadam(params, 0.1, **options, **flags), params, 8)
+        results.append([p.detach() for p in params])
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+
+
+def test_without_openmp_the_kernel_uses_one_thread(monkeypatch, expected):
+    cpu = gadam.optim.cpu
+    if not cpu.is_available():
+        pytest.skip(cpu.describe())
+    cpu._library.cache_clear()
+    monkeypatch.setattr(_torch.ctypes, "CDLL", lambda path: open_without(path, "GOMP_parallel"))
+    try:
+        assert _torch.openmp_parallel() is None
+        assert cpu.describe().endswith(", one thread")
+        same(results(), expected)
+    finally:
+        monkeypatch.undo()
+        cpu._library.cache_clear()
+        cpu._library()
+
+
+def open_without(path: str, symbol: str, load: Any = _torch.ctypes.CDLL) -> Any:
+    """Return a library that does not have a symbol."""
+    library = load(path)
+    library.__class__ = type(
+        "Library", (load,), {symbol: property(lambda _: library.no_such_symbol)}
+    )
+    return library
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the list of libraries from /proc")
+def test_the_kernel_shares_the_openmp_runtime_of_torch():
+    """A second runtime has its own threads, which compete for the same cores."""
+    program = (
+        "import torch, gadam; torch.set_num_threads(2);"
+        "p = torch.nn.Parameter(torch.randn(10**6)); p.grad = torch.randn(10**6);"
+        "torch.sin(p.detach()); gadam.GadamX([p]).step(); print(gadam.backends()['cpu']);"
+        "print(*{line.split()[-1] for line in open('/proc/self/maps') if 'omp' in line})"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    kernel, libraries = done.stdout.splitlines()
+    runtimes = [
+        path for path in libraries.split() if re.search(r"/lib(gomp|omp|iomp)[\w.-]*$", path)
+    ]
+    if "OpenMP" in kernel:
+        assert len(runtimes) == 1, runtimes
+
+
 # --------------------------------------------------------------------------------------- tensors
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -18,6 +19,8 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.adam import adam
+from torch.optim.adamw import adamw
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 __all__ = [
@@ -29,6 +32,7 @@ __all__ = [
     "disable_dynamo",
     "enable_amp_scaling",
     "foreach_by_default",
+    "fused_adam",
     "global_step_post_hooks",
     "group_by_device_and_dtype",
     "is_on_host",
@@ -216,6 +220,26 @@ def check_fused_support(param: Tensor) -> None:
             "`fused=True` requires all the params to be floating point Tensors of "
             f"supported devices: {list(_FUSED_DEVICES)} but {param.dtype} and {param.device.type}"
         )
+
+
+_ADAM_DECOUPLES = "decoupled_weight_decay" in inspect.signature(adam).parameters
+
+
+def fused_adam(*lists: list[Tensor], decoupled_weight_decay: bool, **options: Any) -> None:
+    """Perform a step with torch's fused Adam.
+
+    Args:
+        *lists: The parameters, gradients, both moments, the maxima, and the step counts.
+        decoupled_weight_decay: Decay the weights instead of adding to the gradients. Before torch
+            2.7 this is a function of its own.
+        **options: As ``torch.optim.adam.adam`` takes them.
+    """
+    function: Callable[..., None] = adam
+    if _ADAM_DECOUPLES:
+        options["decoupled_weight_decay"] = decoupled_weight_decay
+    elif decoupled_weight_decay:
+        function = adamw
+    function(*lists, fused=True, foreach=False, **options)
 
 
 _get_capturable_supported_devices = _find(

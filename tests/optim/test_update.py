@@ -128,11 +128,8 @@ def test_equals_torchs_adam_bitwise_at_one_half(dtype, decoupled, maximize, amsg
         ours,
         8,
     )
-    train(
-        torch.optim.Adam(theirs, 0.01, weight_decay=0.1, decoupled_weight_decay=decoupled, **flags),
-        theirs,
-        8,
-    )
+    torchs = torch.optim.AdamW if decoupled else torch.optim.Adam
+    train(torchs(theirs, 0.01, weight_decay=0.1, **flags), theirs, 8)
     for a, b in zip(ours, theirs):
         assert torch.equal(a, b)
 

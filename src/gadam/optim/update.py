@@ -14,7 +14,6 @@ from typing import Any, Literal, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
-from torch.optim.adam import adam
 
 from gadam import _torch
 from gadam._dtensor import local
@@ -389,9 +388,8 @@ def _accelerator_step(
 
     partial, form = kwargs["partial"], kwargs["form"]
     if partial == 0.5 and form == "official":
-        torch_adam: Callable[..., None] = adam
         options = {k: v for k, v in kwargs.items() if k not in ("partial", "form")}
-        torch_adam(*lists, fused=True, foreach=False, **options)
+        _torch.fused_adam(*lists, **options)
     elif accelerator.supports(lists[0]):
         options = {k: v for k, v in kwargs.items() if k not in _NOT_FOR_KERNELS}
         params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps = lists
