@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gadam.runs.files import to_json
-from gadam.runs.lines import chained, read_lines, with_hash, without_hash
+from gadam.runs.lines import chained, is_beginning, read_lines, with_hash, without_hash
 from gadam.runs.record import EpochRecord
 
 RECORDS = [EpochRecord(e, 0.1, 1 / e, norms={"weight": e / 3}) for e in range(1, 6)]
@@ -85,3 +85,16 @@ def test_a_torn_last_line_is_not_counted(tmp_path):
         found = read_lines(path)
         assert list(found.records) == RECORDS[: len(found.records)]
         assert found.damaged == 0
+
+
+def test_what_a_killed_analysis_leaves_is_the_beginning_of_a_line():
+    line = with_hash('{"name": "trace", "value": 1.5}')
+    assert all(is_beginning(line[:length]) for length in range(len(line)))
+    damaged = [
+        line[:20] + "\0" * 8,  # a lost block of the disk
+        line + "J",  # the end of the line, changed
+        line,
+        "9",
+        line[5:20],
+    ]
+    assert not any(map(is_beginning, damaged))

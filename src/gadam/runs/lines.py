@@ -23,6 +23,7 @@ __all__ = [
     "chained",
     "has_hashes",
     "hash_of",
+    "is_beginning",
     "is_intact",
     "read_epochs",
     "read_header_bytes",
@@ -92,6 +93,17 @@ def is_intact(line: str) -> bool:
         return bool(parse_json(body).keys() <= {"name", "key", "value", "seconds"})
     except (ValueError, AttributeError):
         return False
+
+
+def is_beginning(text: str) -> bool:
+    """Return True if a text may be the part of a line that a killed analysis has written.
+
+    Args:
+        text: What follows the last end of a line in `analysis.jsonl`.
+    """
+    first = '{"name": '
+    begins = text.startswith(first) or first.startswith(text)
+    return begins and text.isprintable() and _HASHED.match(text) is None
 
 
 def chained(records: Iterable[EpochRecord], header: bytes) -> str:

@@ -24,6 +24,7 @@ from gadam.runs.files import Document, RunError, read_json, read_regular_file, s
 from gadam.runs.lines import (
     Lines,
     has_hashes,
+    is_beginning,
     is_intact,
     read_header_bytes,
     read_lines,
@@ -294,9 +295,9 @@ def _walk(folder: Path) -> Iterable[Path]:
 
 
 def _damaged_lines(path: Path) -> int:
-    """Count the damaged lines of an analysis. One without an end may be in progress."""
+    """Count the damaged lines of an analysis. The beginning of a last line may be in progress."""
     try:
-        lines = read_regular_file(path).decode(errors="replace").split("\n")[:-1]
+        *lines, rest = read_regular_file(path).decode(errors="replace").split("\n")
     except OSError:
         return 1
-    return sum(not is_intact(line) for line in lines)
+    return sum(not is_intact(line) for line in lines) + (not is_beginning(rest))
