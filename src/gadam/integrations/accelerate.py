@@ -65,9 +65,9 @@ def register(accelerator: Accelerator, average: IterateAverage) -> Registration:
 
     Raises:
         FrameworkError: From ``save_state`` and ``load_state``, if the accelerator does not know the
-            average's optimizer, so that the average would not be saved or restored; from
-            ``load_state`` inside ``average.applied()``; and from ``save_state`` inside it with FSDP,
-            whose weights Accelerate writes before anything can replace them.
+            average's optimizer, so that the average would not be saved or restored. From
+            ``load_state`` inside ``average.applied()``. From ``save_state`` inside it with FSDP,
+            because Accelerate writes sharded weights before anything can replace them.
 
     Example:
         >>> import tempfile, torch, gadam
@@ -114,8 +114,7 @@ def register(accelerator: Accelerator, average: IterateAverage) -> Registration:
             )
         for model, state_dict in zip(models, weights):
             raw = applied.raw_state_dict(model)
-            # In place: Accelerate writes this very dict, which may have fewer entries.
-            state_dict.update({name: raw[name] for name in state_dict if name in raw})
+            state_dict.update({name: raw[name] for name in state_dict})  # the dict to be written
 
     def on_load(models: list[nn.Module], folder: str) -> None:
         check("load_state()")
