@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -117,8 +117,10 @@ have been chosen.'
 def _resolved(task: Task | Callable[[], Task] | str | Path) -> Task:
     if isinstance(task, str | Path):
         return load_task(task)
-    if isinstance(task, type) or (callable(task) and not hasattr(task, "setup")):
-        return as_task(task(), f"{getattr(task, '__name__', 'task')}()")
+    is_factory = callable(task) and not hasattr(task, "setup") and not isinstance(task, nn.Module)
+    if is_factory or isinstance(task, type):
+        factory = cast("Callable[[], object]", task)
+        return as_task(factory(), f"{getattr(task, '__name__', 'task')}()")
     return as_task(task)
 
 
@@ -134,30 +136,13 @@ class _Check:
         """Check everything. What fails does not keep the rest from being checked."""
         if (weights := self._setup(0)) is None:
             return
-        batches = self._first_batches(0, count=True)
-        later = self._first_batches(1)
-        value = self._check_training(batches[0]) if batches else None
+        batches, later = self._first_batches(0, count=True), self._first_batches(1)
+        loss = self._check_training(batches[0]) if batches else None
         self._check_evaluation()
-        if (again := self._setup(0)) is None:
-            return
-        self._compare_weights(weights, again)
-        # A resumed run starts with a later epoch.
-        resumed, repeated = self._first_batches(1), self._first_batches(0)
-        if not batches_of.same(batches, repeated):
-            self.problems.append(
-                "batches(0) differs after another setup() with the same seed. Draw random numbers "
-                "only from generators that setup() seeds, or from torch's global one."
-            )
-        elif not batches_of.same(later, resumed):
-            self.problems.append(
-                "batches(1) depends on what was read before, so a resumed run would differ. Let it "
-                "depend only on the seed and the epoch."
-            )
-        elif batches and batches_of.same(batches, later):
+        if self._check_repetition(weights, batches, loss):
+            self._check_resumption(later)
+        if batches and batches_of.same(batches, later):
             self.notices.append("Epochs 0 and 1 have the same batches in the same order.")
-        if value is not None and batches:
-            with self._step("loss()"):
-                self._compare_losses(value, self._loss(repeated[0]))
         self._compare_seeds(weights, batches)
 
     @contextmanager
@@ -270,13 +255,6 @@ class _Check:
                     p.sub_(p.grad, alpha=0.01)
         model.zero_grad()
 
-    def _compare_losses(self, first: Tensor, second: Tensor) -> None:
-        if first.item() != second.item():
-            self.problems.append(
-                f"The loss of the same weights and batch is {first.item()}, then {second.item()}. "
-                "Draw random numbers only from torch's global generator."
-            )
-
     # ----------------------------------------------------------------------------- evaluation
 
     def _check_evaluation(self) -> None:
@@ -328,11 +306,41 @@ class _Check:
 
     # ------------------------------------------------------------------------------ repetition
 
-    def _compare_weights(self, first: dict[str, Tensor], second: dict[str, Tensor]) -> None:
-        if changed := _different(first, second):
+    def _check_repetition(
+        self, weights: dict[str, Tensor], batches: list[Any], loss: Tensor | None
+    ) -> bool:
+        """Compare a run with another one of the same seed. Return True if it is the same."""
+        again = self._setup(0)
+        if again is not None and (changed := _different(weights, again)):
             self.problems.append(
                 f"setup(0) gives another {changed[0]} the second time. Create a new model from "
                 "random numbers that depend only on the seed."
+            )
+            return False
+        repeated = self._first_batches(0)
+        if not batches_of.same(batches, repeated):
+            self.problems.append(
+                "batches(0) differs after another setup() with the same seed. Draw random numbers "
+                "only from generators that setup() seeds, or from torch's global one."
+            )
+            return False
+        if loss is not None:
+            with self._step("loss()"):
+                second = self._loss(repeated[0]).item()
+                if second != loss.item():
+                    raise TaskError(
+                        f"The loss of the same weights and batch is {loss.item()}, then {second}. "
+                        "Draw random numbers only from torch's global generator."
+                    )
+        return True
+
+    def _check_resumption(self, later: list[Any]) -> None:
+        """Compare an epoch with the same one in a run that starts with it."""
+        self._setup(0)
+        if not batches_of.same(later, self._first_batches(1)):
+            self.problems.append(
+                "batches(1) depends on what was read before, so a resumed run would differ. Let it "
+                "depend only on the seed and the epoch."
             )
 
     def _compare_seeds(self, weights: dict[str, Tensor], batches: list[Any]) -> None:
