@@ -127,9 +127,13 @@ def check_positive(**options: int | None) -> None:
     Args:
         **options: By name.
     """
-    for name, value in options.items():
-        if value is not None and value < 1:
-            raise RecipeError(f"--{name} must be at least 1, got {value}.")
+    problems = [
+        f"--{name} must be at least 1, got {value}."
+        for name, value in options.items()
+        if value is not None and value < 1
+    ]
+    if problems:
+        raise RecipeError(*problems)
 
 
 def check_device(device: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from torch import nn
@@ -31,10 +31,7 @@ def changed(
             problems.
     """
     made, problems = apply(recipes, options.settings, everywhere=everywhere)
-    try:
-        options.check()
-    except RecipeError as error:
-        problems += error.problems
+    problems += _error_of(options.check)
     for recipe in made.values():
         problems += _problems(recipe, options.data_path)
     if problems:
@@ -89,16 +86,19 @@ def _is_valid(setting: str, recipe: Recipe) -> bool:
 
 def _problems(recipe: Recipe, data_dir: str | None) -> list[str]:
     """Return what prevents a recipe from being trained."""
-    try:
-        tasks.check(recipe, data_dir)
-    except (UserError, ValueError) as error:  # ValueError: an unknown name, an invalid beta
-        found = [str(error)]
-    else:
-        return []
-    try:
+    found = _error_of(lambda: tasks.check(recipe, data_dir))
+    if found:  # it stops at the first problem
         if recipe.language is None and recipe.task is None:
-            models.check_name(recipe.model)
-        optimizers.build(recipe, nn.Linear(1, 1), 0)
-    except (UserError, ValueError) as error:
-        found.append(str(error))
+            found += _error_of(lambda: models.check_name(recipe.model))
+        found += _error_of(lambda: optimizers.build(recipe, nn.Linear(1, 1), 0))
     return found
+
+
+def _error_of(check: Callable[[], object]) -> list[str]:
+    try:
+        check()
+    except RecipeError as error:
+        return list(error.problems)
+    except (UserError, ValueError) as error:  # ValueError: an unknown name, an invalid beta
+        return [str(error)]
+    return []

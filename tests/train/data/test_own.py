@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -209,7 +210,7 @@ def test_two_folders_of_one_split_are_refused(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------- archives
 
 
-def save(path: Path, **arrays: object) -> Dataset:
+def save(path: Path, **arrays: Any) -> Dataset:
     np.savez(path, **arrays)
     return own.load(path)
 

@@ -100,11 +100,11 @@ def test_check_rejects_what_cannot_be_trained(changed: dict[str, object], senten
         tasks.check(replace(RECIPE, **changed), None)  # type: ignore[arg-type]
 
 
-def test_size_cannot_be_set_for_image_files(tmp_path: Path) -> None:
+def test_image_files_are_decoded_at_the_size_of_the_recipe(tmp_path: Path) -> None:
     for folder in ("train", "val"):
         place = tmp_path / "imagenet" / folder / "n01"
         place.mkdir(parents=True)
         Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(place / "a.png")
-    recipe = replace(RECIPE, data=Data("imagenet", size=8))
-    with pytest.raises(RecipeError, match=r"data\.size cannot be set for imagenet"):
-        tasks.check(recipe, str(tmp_path))
+    recipe = replace(RECIPE, data=Data("imagenet", size=8, workers=0))
+    tasks.check(recipe, str(tmp_path))
+    assert ImageTask(recipe, str(tmp_path)).dataset.input_shape == (3, 8, 8)

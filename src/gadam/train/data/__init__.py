@@ -8,7 +8,15 @@ are decoded by worker processes. Images of your own are in :mod:`gadam.train.dat
 from gadam.train.data.batches import batches
 from gadam.train.data.dataset import Dataset, ImageFiles, Images, ImageSplit
 from gadam.train.data.errors import DataError
-from gadam.train.data.sources import canonical, data_root, folder_of, how_to_get, load, names
+from gadam.train.data.sources import (
+    canonical,
+    data_root,
+    folder_of,
+    how_to_get,
+    load,
+    names,
+    own_path,
+)
 from gadam.train.data.splits import (
     held_out,
     held_out_fraction,
@@ -32,6 +40,7 @@ __all__ = [
     "how_to_get",
     "load",
     "names",
+    "own_path",
     "resized",
     "subset",
     "with_label_noise",

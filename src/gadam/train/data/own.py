@@ -30,7 +30,7 @@ from gadam.train.data.splits import held_out_fraction, resized
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["load"]
+__all__ = ["load", "version"]
 
 TEST_FRACTION = 0.2  # held out if there are no test images
 DEFAULT_SIZE = 64  # of images that differ in size
@@ -70,6 +70,20 @@ def load(path: Path, size: int | None = None) -> Dataset:
         return _from_archive(path, size)
     kind = "a text" if path.suffix.lower() == ".txt" else "neither a folder nor an .npz file"
     raise DataError(f"{path} is {kind}. For images, pass a folder ({_LAYOUT}) or an .npz file.")
+
+
+def version(path: Path) -> str:
+    """Return a text that changes if anything in a file or folder does, without reading it.
+
+    Args:
+        path: The file or folder.
+    """
+    files = [path] if path.is_file() else sorted(path.rglob("*"))
+    digest = hashlib.sha256()
+    for file in files:
+        status = file.stat()
+        digest.update(f"{file.absolute()}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
+    return digest.hexdigest()
 
 
 def _dataset(

@@ -27,7 +27,16 @@ from gadam.train.data.formats import (
 )
 from gadam.train.data.splits import resized
 
-__all__ = ["canonical", "data_root", "folder_of", "how_to_get", "load", "locate", "names"]
+__all__ = [
+    "canonical",
+    "data_root",
+    "folder_of",
+    "how_to_get",
+    "load",
+    "locate",
+    "names",
+    "own_path",
+]
 
 IF_ELSEWHERE = "If it is elsewhere, pass --data-dir or set GADAM_DATA."
 
@@ -59,8 +68,7 @@ def load(name: str, data_dir: str | Path | None = None, size: int | None = None)
         >>> len(data.train), len(data.test), data.num_classes, data.input_shape
         (5000, 2000, 10, (1, 28, 28))
     """
-    path = locate(name, data_root(data_dir))
-    if path is not None and (is_written_as_path(name) or _find(name)[0] is None):
+    if (path := own_path(name, data_dir)) is not None:
         return own.load(path, size)
     name = canonical(name)
     source, root = _SOURCES[name], folder_of(name, data_dir)
@@ -71,6 +79,17 @@ def load(name: str, data_dir: str | Path | None = None, size: int | None = None)
     if size is not None:
         train, test = resized(train, size), resized(test, size)
     return Dataset(name, train, test, classes, source.mean, source.std)
+
+
+def own_path(name: str, data_dir: str | Path | None = None) -> Path | None:
+    """Return the file or folder of images of your own, or None for a published data set.
+
+    Args:
+        name: As for :func:`load`.
+        data_dir: As for :func:`load`.
+    """
+    is_known = _find(name)[0] is not None and not is_written_as_path(name)
+    return None if is_known else locate(name, data_root(data_dir))
 
 
 def canonical(name: str) -> str:

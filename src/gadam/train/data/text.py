@@ -33,6 +33,7 @@ __all__ = [
     "how_to_get",
     "load",
     "names",
+    "own_path",
     "tokens",
 ]
 
@@ -137,6 +138,16 @@ def canonical(name: str) -> str | None:
     return find(name, {known: known for known in names()})[0]
 
 
+def own_path(name: str, data_dir: str | Path | None = None) -> Path | None:
+    """Return the file or folder of a text of your own, or None for one of :func:`names`.
+
+    Args:
+        name: As for :func:`load`.
+        data_dir: As for :func:`load`.
+    """
+    return None if canonical(name) is not None else locate(name, data_root(data_dir))
+
+
 def best_perplexity(name: str) -> Mapping[str, float]:
     """Return the perplexity of the true probabilities on each split, or {} if they are unknown.
 
@@ -215,7 +226,7 @@ def how_to_get(name: str, root: Path) -> str:
 
 
 def _own_text(name: str, root: Path, examples: int | None, words: int | None) -> Corpus:
-    path = locate(name, root)
+    path = own_path(name, root)
     if path is None:
         near = find(name, {known: known for known in names()})[1]
         hint = f"Did you mean {near}?" if near else f"Use one of {', '.join(names())}."

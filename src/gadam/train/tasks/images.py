@@ -35,7 +35,7 @@ class ImageTask(Task[LabeledImages]):
     def __init__(self, recipe: Recipe, data_dir: str | None = None) -> None:
         self.recipe, self._data_dir = recipe, data_dir
         self.epochs = recipe.epochs
-        self.dataset, self._splits = _load_splits(recipe.data, data_dir)
+        self.dataset, self._splits = _splits_of(recipe, data_dir)
         self.splits: tuple[str, ...] = (
             ("validation", "test") if "validation" in self._splits else ("test",)
         )
@@ -151,19 +151,26 @@ def build_classifier(recipe: Recipe, data_dir: str | None, device: torch.device)
         )
     if text.canonical(recipe.data.name) is not None:
         raise RecipeError(f"{recipe.data.name} is a text. Use a recipe for texts, such as lm-mini.")
-    dataset, _ = _load_splits(recipe.data, data_dir)
+    dataset, _ = _splits_of(recipe, data_dir)
     with device:
         channels, height, width = dataset.input_shape
         return models.build(recipe.model, dataset.num_classes, (channels, height, width))
 
 
+def _splits_of(
+    recipe: Recipe, data_dir: str | None
+) -> tuple[data.Dataset, dict[str, data.ImageSplit]]:
+    path = data.own_path(recipe.data.name, data_dir)
+    return _load_splits(recipe.data, data_dir, "" if path is None else data.own.version(path))
+
+
 @lru_cache(maxsize=2)  # a worker process trains many runs on the same data
 def _load_splits(
-    settings: Data, data_dir: str | None
+    settings: Data, data_dir: str | None, version: str = ""
 ) -> tuple[data.Dataset, dict[str, data.ImageSplit]]:
     """Load a data set and derive its splits.
 
-    The images that are held out or get noisy labels are the same for every seed of a run.
+    The ``version`` only makes own data that has changed since be loaded again. The images that are held out or get noisy labels are the same for every seed of a run.
     """
     dataset = data.load(settings.name, data_dir, settings.size)
     train = dataset.train

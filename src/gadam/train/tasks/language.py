@@ -16,7 +16,7 @@ from typing_extensions import override
 from gadam._modes import preserved_modes
 from gadam.runs.recipe import Data, Mode, Recipe, RecipeError
 from gadam.train import lstm, own_network, transformer
-from gadam.train.data import text
+from gadam.train.data import own, text
 from gadam.train.tasks.task import Task, seed_for
 
 __all__ = ["LanguageTask", "Passage", "build_language_model", "mean_negative_log_likelihood"]
@@ -62,7 +62,7 @@ class LanguageTask(Task[Passage]):
         assert recipe.language is not None
         self.recipe, self.settings, self._data_dir = recipe, recipe.language, data_dir
         self.epochs = recipe.epochs
-        self.corpus = _load_corpus(recipe.data, data_dir)
+        self.corpus = _corpus_of(recipe, data_dir)
         self.fingerprint, self.notices = self.corpus.fingerprint, self.corpus.notices
         unknown = self.corpus.unknown
         if not unknown["train"] and unknown["test"] + unknown["validation"] > 0:
@@ -180,7 +180,7 @@ def build_language_model(recipe: Recipe, data_dir: str | None, device: torch.dev
     Raises:
         RecipeError: The text is too short for the recipe, or the network is unknown.
     """
-    corpus = _load_corpus(recipe.data, data_dir)
+    corpus = _corpus_of(recipe, data_dir)
     assert recipe.language is not None
     length = len(corpus.train) // recipe.batch_size
     if length < 2:
@@ -209,8 +209,14 @@ def build_language_model(recipe: Recipe, data_dir: str | None, device: torch.dev
     )
 
 
+def _corpus_of(recipe: Recipe, data_dir: str | None) -> text.Corpus:
+    path = text.own_path(recipe.data.name, data_dir)
+    return _load_corpus(recipe.data, data_dir, "" if path is None else own.version(path))
+
+
 @lru_cache(maxsize=2)  # a worker process trains many runs on the same data
-def _load_corpus(settings: Data, data_dir: str | None) -> text.Corpus:
+def _load_corpus(settings: Data, data_dir: str | None, version: str = "") -> text.Corpus:
+    """Load a corpus. The ``version`` makes own text that has changed since be loaded again."""
     corpus = text.load(settings.name, data_dir, settings.examples, settings.words)
     if (settings.examples or 0) > len(corpus.train):
         raise RecipeError(
