@@ -170,7 +170,8 @@ def _load_splits(
 ) -> tuple[data.Dataset, dict[str, data.ImageSplit]]:
     """Load a data set and derive its splits.
 
-    The ``version`` only makes own data that has changed since be loaded again. The images that are held out or get noisy labels are the same for every seed of a run.
+    The images that are held out or get noisy labels are the same for every seed of a run. The
+    ``version`` makes own data that has changed since be loaded again.
     """
     dataset = data.load(settings.name, data_dir, settings.size)
     train = dataset.train
