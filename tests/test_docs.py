@@ -68,3 +68,18 @@ def test_committed_runs_load_and_have_the_committed_summary(path):
     )
     for row, committed in zip(table, summary["rows"], strict=True):
         assert {name: row[name] for name in committed} == committed
+
+
+def test_the_tasks_of_the_documentation_work():
+    """Run the Python blocks of docs/tasks.md in order, and check each task that they define."""
+    from gadam.train import check_task
+
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "tasks.md").read_text(), re.DOTALL)
+    names: dict[str, object] = {}
+    checked = 0
+    for block in blocks:
+        exec(block, names)
+        if re.search(r"^(def task|task =)", block, re.MULTILINE):
+            assert check_task(names["task"]).notices == ()
+            checked += 1
+    assert checked == 4
