@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ class NoForward(Module):
 
     forward = pl.LightningModule.forward
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:  # type: ignore[override]
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         return super().training_step(batch["data"], batch_idx)
 
 
@@ -89,7 +90,7 @@ class Adversarial(pl.LightningModule):
         self.generator, self.critic = network(), nn.Linear(1, 1)
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
-        for optimizer, sign in zip(self.optimizers(), (1, -1)):  # type: ignore[arg-type]
+        for optimizer, sign in zip(self.optimizers(), (1, -1)):
             optimizer.zero_grad()
             loss = sign * self.critic(self.generator(batch[0])).mean()
             self.manual_backward(loss)
@@ -142,13 +143,13 @@ class Recorder(pl.Callback):
 # --------------------------------------------------------------------------------------- processes
 
 
-def launch(rank: int, world: int, folder: str, name: str) -> None:
+def launch(rank: int, world: int, folder: str, port: int, names: Sequence[str]) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     os.environ.update(
         GLOO_SOCKET_IFNAME="lo",
         MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=Path(folder, "port").read_text(),
+        MASTER_PORT=str(port),
         WORLD_SIZE=str(world),
         RANK=str(rank),
         LOCAL_RANK=str(rank),
@@ -156,10 +157,10 @@ def launch(rank: int, world: int, folder: str, name: str) -> None:
         TORCHELASTIC_RUN_ID="test",  # Lightning takes the processes of torchrun as they are
         LOCAL_WORLD_SIZE=str(world),
     )
-    globals()[name](rank, Path(folder))
-    if dist.is_initialized():
+    for name in names:
+        globals()[name](rank, Path(folder, name))
         dist.barrier()
-        dist.destroy_process_group()
+    dist.destroy_process_group()
     os._exit(0)  # gloo's threads sometimes abort the shutdown of the interpreter
 
 
@@ -175,7 +176,7 @@ def ddp_batchnorm(rank: int, folder: Path) -> None:
     options: dict[str, Any] = {"strategy": "ddp", "devices": 2}
     keep = pl.callbacks.ModelCheckpoint(folder, "{epoch}", save_top_k=-1)
     trainer(callback, recorder, keep, **options).fit(module, loader(), loader())
-    assert callback.average.count == recorder.iterates.__len__() - 2 == 7
+    assert callback.average.count == len(recorder.iterates) - 2 == 7
     for p, mean in zip(module.parameters(), recorder.mean(3)):
         torch.testing.assert_close(p.double(), mean, rtol=1e-5, atol=1e-6)
     hidden = module.net[0](dataset().tensors[0])

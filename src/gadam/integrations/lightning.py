@@ -9,6 +9,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -64,6 +65,7 @@ else:
 __all__ = ["AveragedWeights"]
 
 _log = logging.getLogger(__name__)
+_UNSUPPORTED = ("FSDPStrategy", "DeepSpeedStrategy", "XLAFSDPStrategy")
 _RIVALS = ("AveragedWeights", "WeightAveraging", "StochasticWeightAveraging")
 _SHARDED_RAW = "raw_weights_are_optimizer_state"
 
@@ -137,6 +139,7 @@ class AveragedWeights(pl.Callback):
         self._versions: list[int] | None = None  # of the parameters, when training ended
         self._owned = False  # whether this callback has created the average
         self._over = self._failed = self._warned = False
+        self._resumed: dict[str, Any] | None = None  # the raw weights of a checkpoint
         self._imported: dict[str, Any] | None = None  # the average of another callback
 
     @property
@@ -148,6 +151,34 @@ class AveragedWeights(pl.Callback):
 
     # ---------------------------------------------------------------------------------- training
 
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Check the trainer before ``fit`` loads anything.
+
+        Args:
+            trainer: The trainer.
+            pl_module: The module.
+            stage: What the trainer is about to do.
+
+        Raises:
+            UserError: If another callback averages weights too, or if the strategy hides them.
+        """
+        if stage != "fit":
+            return
+        self._check_callbacks(trainer)
+        if type(trainer.strategy).__name__ in _UNSUPPORTED:
+            raise UserError(
+                f"AveragedWeights does not support {type(trainer.strategy).__name__}. Use "
+                "ModelParallelStrategy (FSDP2) to shard the weights."
+            )
+        if self._average is not None and self._owned:
+            self._average.remove()  # of an earlier fit
+        self._swap.close()
+        self._statistics, self._statistics_count = {}, 0
+        self._raw, self._versions = {}, None
+        self._resumed = self._imported = self._average = None
+        self._over = self._failed = False
+        self._module = pl_module
+
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Attach an average to the optimizers.
 
@@ -156,17 +187,12 @@ class AveragedWeights(pl.Callback):
             pl_module: The module.
 
         Raises:
-            UserError: If another callback averages weights too, if the plan does not fit the
-                arguments, or if there is no plan and the number of steps is not known.
+            UserError: If the plan does not fit the arguments, or if there is none and the number
+                of steps is not known.
         """
-        self._check_callbacks(trainer)
-        if self._average is not None and self._owned:
-            self._average.remove()  # of an earlier fit
-        self._swap.close()
-        self._statistics, self._statistics_count = {}, 0
-        self._raw, self._versions, self._imported = {}, None, None
-        self._over = self._failed = False
-        self._module = pl_module
+        if self._resumed is not None:
+            pl_module.load_state_dict(self._resumed, strict=pl_module.strict_loading)
+            self._resumed = None
         found = average_of(trainer.optimizers) if self._averaging is None else None
         self._owned = found is None or _is_idle(found)
         if found is not None and not self._owned:
@@ -392,9 +418,13 @@ class AveragedWeights(pl.Callback):
                 if callable(self._batchnorm):
                     refresh_batchnorm(model, self._batchnorm)
                     return
-                loader = _training_data(trainer) if self._batchnorm is True else self._batchnorm
+                loader: Any = self._batchnorm
+                limit = None
+                if loader is True:
+                    loader = trainer.fit_loop._combined_loader
+                    limit = int(trainer.num_training_batches)
                 stack.enter_context(_kept_generators(loader))
-                batches = _on_device(trainer, _fresh(loader))
+                batches = _on_device(trainer, islice(_fresh(loader), limit))
                 if _has_forward(module):
                     refresh_batchnorm(model, (batch for _, batch in batches))
                 else:
@@ -471,8 +501,8 @@ class AveragedWeights(pl.Callback):
                 )
 
                 set_model_state_dict(pl_module, raw, options=StateDictOptions(full_state_dict=True))
-            else:
-                pl_module.load_state_dict(raw, strict=pl_module.strict_loading)
+            else:  # The strategy has not converted the module to its precision yet.
+                self._resumed = raw
         if int(state.get("n_averaged", 0)) and "state_dict" in checkpoint:
             averaged = {f"module.{name}": v for name, v in checkpoint["state_dict"].items()}
             self._imported = {"n_averaged": state["n_averaged"], **averaged}
@@ -514,12 +544,6 @@ def _silenced(module: nn.Module) -> Iterator[None]:
             del module.__dict__[name]
 
 
-def _training_data(trainer: pl.Trainer) -> CombinedLoader:
-    loader = trainer.fit_loop._combined_loader
-    assert loader is not None
-    return loader
-
-
 def _loaders_of(loader: object) -> list[Any]:
     return list(loader.flattened) if isinstance(loader, CombinedLoader) else [loader]
 
@@ -529,7 +553,6 @@ def _fresh(loader: Any) -> Iterable[Any]:
     if isinstance(loader, CombinedLoader):
         combined = CombinedLoader(loader.iterables, loader._mode)
         combined.flattened = [_fresh(one) for one in loader.flattened]
-        combined.limits = loader.limits
         return (batch for batch, _, _ in combined)
     if isinstance(loader, DataLoader) and loader.persistent_workers:
         loader = copy.copy(loader)  # persistent workers serve one iterator at a time
