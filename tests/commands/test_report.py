@@ -22,6 +22,16 @@ def test_writes_the_report_and_prints_its_path(tmp_path, capsys):
     assert not (tmp_path / "runs" / "report.html").exists()
 
 
+def test_says_what_it_found_and_writes_only_into_the_folder(tmp_path, capsys):
+    made.sweep(tmp_path / "mine" / "sweep")
+    made.run(tmp_path / "mine" / "too" / "far" / "below" / "run", "Gadam", 9)
+    made.sweep(tmp_path / "other")
+    before = set(tmp_path.rglob("*"))
+    assert run([str(tmp_path / "mine"), "--no-figures"]) == 0
+    assert f"Found 6 runs (all finished) in {tmp_path / 'mine'}.\n" in capsys.readouterr().out
+    assert set(tmp_path.rglob("*")) - before == {tmp_path / "mine" / "report.html"}
+
+
 def test_json_prints_one_object_per_line(tmp_path, capsys):
     made.sweep(tmp_path)
     assert run([str(tmp_path), "--json", "--no-figures"]) == 0

@@ -394,3 +394,34 @@ def test_sections_of_other_parts(tmp_path):
     sections = tmp_path / "sections"
     assert found.problems[0] == f"{sections / 'b.json'} is not a section: it has no list of blocks."
     assert found.problems[1].startswith(f"{sections / 'c.json'} is damaged and was skipped: ")
+
+
+def test_searches_two_levels_deep(tmp_path):
+    for depth, place in enumerate(("", "a", "a/b", "a/b/c")):
+        made.run(tmp_path / "here" / place / f"run-{depth}", "Gadam", depth)
+
+    def seeds(folder: Path) -> list[int]:
+        return [run.seed for run in collect([folder]).runs]
+
+    assert seeds(tmp_path / "here") == [0, 1]
+    assert seeds(tmp_path / "here" / "a" / "b") == [2, 3]
+    assert seeds(tmp_path / "here" / "run-0") == [0]
+
+
+@pytest.mark.parametrize(
+    ("finished", "unfinished", "expected"),
+    [
+        (1, 0, "1 run (finished)"),
+        (0, 1, "1 run (not finished)"),
+        (2, 0, "2 runs (all finished)"),
+        (0, 2, "2 runs (none finished)"),
+        (1, 2, "3 runs (1 finished)"),
+    ],
+)
+def test_describes_what_was_found(tmp_path, finished, unfinished, expected):
+    for seed in range(finished + unfinished):
+        made.run(tmp_path / str(seed), "Gadam", seed)
+        if seed >= finished:
+            (tmp_path / str(seed) / "result.json").unlink()
+            (tmp_path / str(seed) / "manifest.json").unlink(missing_ok=True)
+    assert collect([tmp_path]).describe() == expected

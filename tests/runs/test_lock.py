@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -31,6 +32,54 @@ def test_the_lock_file_is_not_truncated(tmp_path):
     with lock.locked(tmp_path):
         pass
     assert (tmp_path / ".lock").read_text() == "content"
+
+
+def test_no_lock_file_stays_behind(tmp_path):
+    with lock.locked(tmp_path):
+        assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+    with pytest.raises(ZeroDivisionError):
+        with lock.locked(tmp_path, ".other.lock"):
+            1 / 0  # noqa: B018
+    (tmp_path / ".lock").touch()  # of a killed process
+    with lock.locked(tmp_path):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_holder_at_a_time_although_the_file_comes_and_goes(tmp_path, monkeypatch):
+    """Locks belong to open files, so threads exclude each other as processes do."""
+    monkeypatch.setattr(lock, "LOCK_SECONDS", 600.0)
+    monkeypatch.setattr(lock.time, "sleep", lambda _: None)
+    inside, most, total = [], [], []
+
+    def work() -> None:
+        for _ in range(200):
+            with lock.locked(tmp_path):
+                inside.append(None)
+                os.stat(tmp_path)  # let other threads run
+                most.append(len(inside))
+                inside.pop()
+            total.append(None)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (len(total), max(most)) == (600, 1)
+    assert not (tmp_path / ".lock").exists()
+
+
+def test_a_lock_that_is_held_is_refused_and_stays(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock, "LOCK_SECONDS", 0.0)
+    with lock.locked(tmp_path):
+        with pytest.raises(RunError, match="Another process is using"):
+            with lock.locked(tmp_path):
+                pass
+        assert (tmp_path / ".lock").exists()
+        with pytest.raises(RunError, match="Another process is using"):
+            with lock.locked(tmp_path):
+                pass
 
 
 @pytest.mark.parametrize("kind", ["folder", "missing"])

@@ -255,10 +255,9 @@ def _print_json(sections: Sequence[SectionBuilder], page: Path) -> None:
 
 
 def _print_tables(sections: Sequence[SectionBuilder]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    screen = Console(width=None if Console().is_terminal else 200)
+    screen = console.open_console()
     for section in sections:
         for block in section.tables:
             table = Table(title=section.title, title_justify="left")
