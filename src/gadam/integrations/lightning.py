@@ -554,10 +554,11 @@ def _fresh(loader: Any) -> Iterable[Any]:
         combined = CombinedLoader(loader.iterables, loader._mode)
         combined.flattened = [_fresh(one) for one in loader.flattened]
         return (batch for batch, _, _ in combined)
+    batches: Iterable[Any] = loader
     if isinstance(loader, DataLoader) and loader.persistent_workers:
-        loader = copy.copy(loader)  # persistent workers serve one iterator at a time
-        vars(loader)["persistent_workers"] = False
-    return loader  # type: ignore[no-any-return]
+        batches = copy.copy(loader)  # persistent workers serve one iterator at a time
+        vars(batches)["persistent_workers"] = False
+    return batches
 
 
 @contextmanager
