@@ -149,6 +149,7 @@ def test_override_language_settings(setting):
         ("average.start=20", "average.start=20 leaves nothing to average in 20 epochs"),
         ("schedule.name=linear-ia", "needs an average with a fixed start"),
         ("average.start=plateau", "needs a validation metric. Set data.validation"),
+        ("refresh_batches=0", "refresh_batches must be at least 1, got 0"),
         ("optimizer.name=asgd", "asgd is SGD with an average. Set average.start"),
         ("zzzzzz=1", "A recipe has no setting 'zzzzzz'. Use one of name, model"),
         ("learning_rate=1", "no setting 'learning_rate'. Did you mean 'lr'"),

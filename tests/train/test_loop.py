@@ -260,6 +260,34 @@ def test_the_last_iterates_are_kept_if_a_trigger_ends_the_run(tmp_path):
     assert list(kept) == [result.epochs - 1, result.epochs]
 
 
+def test_a_partial_refresh_changes_only_the_points_before_the_last(tmp_path, monkeypatch):
+    """Evaluation does not influence training, and the last one refreshes BatchNorm fully."""
+    recipe = replace(AVERAGED, model="vgg-mini-narrow", epochs=3, batch_size=50)
+    counts: list[int] = []
+    refresh = gadam.refresh_batchnorm
+
+    def counted(model, batches, **options):
+        listed = list(batches)
+        counts.append(len(listed))
+        refresh(model, listed, **options)
+
+    monkeypatch.setattr(gadam, "refresh_batchnorm", counted)
+    full = loop.train(recipe, tmp_path / "full")
+    assert counts == [6] * 5  # the iterate three times, the average twice
+    counts.clear()
+    partial = loop.train(replace(recipe, refresh_batches=2), tmp_path / "partial")
+    assert counts == [2, 2, 2, 6, 6]
+    assert (partial.iterate, partial.average) == (full.iterate, full.average)
+    weights, others = (without_times(tmp_path / name)[1]["model"] for name in ("full", "partial"))
+    same(weights, others)
+    before, after = (
+        [line.iterate for line in read_epochs(tmp_path / name / "epochs.jsonl")]
+        for name in ("full", "partial")
+    )
+    assert before[:2] != after[:2]
+    assert before[2] == after[2]
+
+
 def test_a_finished_run_is_not_repeated(tmp_path):
     first = loop.train(BASE, tmp_path)
     assert loop.train(BASE, tmp_path, should_stop=lambda: True) == first

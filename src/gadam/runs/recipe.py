@@ -345,6 +345,8 @@ class Recipe(_Settings):
         evaluate_every: Epochs between evaluations. The last epoch is always evaluated.
         evaluate_on: The splits to evaluate, if the task has them. Tuning leaves out "test".
         refresh_batchnorm: Recompute BatchNorm statistics of each point before evaluating it.
+        refresh_batches: Training batches for these statistics before the last evaluation, which
+            uses all of them; None for all of them always. Does not change the final metrics.
         keep_iterates: Keep the weights of the last N epochs, one file each, for `gadam analyze`.
     """
 
@@ -365,6 +367,7 @@ class Recipe(_Settings):
     evaluate_every: int = 1
     evaluate_on: tuple[Literal["validation", "test"], ...] = ("validation", "test")
     refresh_batchnorm: bool = True
+    refresh_batches: int | None = None
     keep_iterates: int = 0
 
     def _problems(self) -> Iterator[str]:
@@ -381,6 +384,10 @@ class Recipe(_Settings):
         yield from _unless(
             self.keep_iterates >= 0,
             f"keep_iterates must be non-negative, got {self.keep_iterates}.",
+        )
+        yield from _unless(
+            self.refresh_batches is None or self.refresh_batches >= 1,
+            f"refresh_batches must be at least 1, got {self.refresh_batches}.",
         )
         yield from _unless(
             bool(self.evaluate_on), "evaluate_on must name validation, test, or both."
@@ -414,6 +421,11 @@ class Recipe(_Settings):
             yield from _unless(
                 self.evaluate_every == 1,
                 f"average.start={self.average.start!r} needs evaluate_every=1.",
+            )
+            yield from _unless(
+                self.refresh_batches is None,
+                f"average.start={self.average.start!r} needs refresh_batches=none: any evaluation "
+                "may be the last.",
             )
         if self.language is not None:
             for name, required in IMAGE_SETTINGS.items():

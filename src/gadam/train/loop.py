@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -188,11 +189,12 @@ def _train(
         iterate: SplitMetrics | None = None
         averaged: SplitMetrics | None = None
         finished = not math.isfinite(train_loss)
-        if done % recipe.evaluate_every == 0 or done == recipe.epochs or finished:
-            used = iterate = _measure(task, epoch, recipe, nullcontext(), clock)
+        last = done == recipe.epochs or finished
+        if done % recipe.evaluate_every == 0 or last:
+            used = iterate = _measure(task, epoch, recipe, nullcontext(), clock, last=last)
             if average is not None and samples:
                 point = average.applied(model, batchnorm=False)  # _measure refreshes them
-                used = averaged = _measure(task, epoch, recipe, point, clock)
+                used = averaged = _measure(task, epoch, recipe, point, clock, last=last)
             finished |= not all(math.isfinite(m[task.metric]) for m in used.values())
             if average is not None and "validation" in used:
                 finished |= average.observe(used["validation"][task.metric])
@@ -254,11 +256,14 @@ def _measure(
     recipe: Recipe,
     applied: AbstractContextManager[Any],
     clock: _Clock,
+    *,
+    last: bool,
 ) -> SplitMetrics:
     """Evaluate the point that is in the model once it is ``applied``."""
     with applied:
         if recipe.refresh_batchnorm:
-            gadam.refresh_batchnorm(task.model, task.refresh(epoch), forward=task.loss)
+            batches = islice(task.refresh(epoch), None if last else recipe.refresh_batches)
+            gadam.refresh_batchnorm(task.model, batches, forward=task.loss)
         clock.lap("refresh")
         splits: list[str] = [split for split in task.splits if split in recipe.evaluate_on]
         measured = {split: task.evaluate(task.model, split) for split in splits}
