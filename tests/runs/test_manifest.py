@@ -9,6 +9,7 @@ import pytest
 
 import made
 from gadam.runs import archive
+from gadam.runs.collect import collect
 from gadam.runs.files import write_json
 from gadam.runs.lines import with_hash
 from gadam.runs.manifest import FileHash, Problem, check_run, check_tree, write_manifest
@@ -149,7 +150,7 @@ def test_other_files_with_hashes_are_checked(tmp_path):
     made.sweep(tmp_path, seeds=1, sealed=True)
     (tmp_path / "sections").mkdir()
     write_json(tmp_path / "sections" / "a.json", {"title": "A", "blocks": []}, sealed=True)
-    write_json(tmp_path / "analysis.json", {"parts": {"a": 1.5}}, sealed=True)
+    write_json(tmp_path / "analysis.json", {"parts": {}, "number": 1.5}, sealed=True)
     notebook = tmp_path / "gadam-0" / "analysis.jsonl"
     notebook.write_text(with_hash('{"name": "x", "value": 1.5}') + "\n" + '{"name": "old"}\n')
     assert not [found for found in check_tree(tmp_path) if isinstance(found, Problem)]
@@ -161,3 +162,16 @@ def test_other_files_with_hashes_are_checked(tmp_path):
         ("a.json", "is damaged (its content does not match its hash)"),
         ("analysis.jsonl", "has 1 damaged line"),
     ]
+
+
+def test_a_removed_section_is_missed(tmp_path):
+    made.sweep(tmp_path, seeds=1, sealed=True)
+    section = tmp_path / "sections" / "analysis-ensemble.json"
+    section.parent.mkdir()
+    write_json(section, {"title": "A", "blocks": []}, sealed=True)
+    write_json(tmp_path / "analysis.json", {"parts": {"ensemble": {}}}, sealed=True)
+    assert not collect([tmp_path]).problems
+    section.unlink()
+    sentence = f"{section} is missing. Run `gadam analyze` again."
+    assert sentence in collect([tmp_path]).problems
+    assert sentence in [str(found) for found in check_tree(tmp_path)]

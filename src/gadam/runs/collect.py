@@ -12,7 +12,7 @@ from gadam.runs.experiment import Experiment
 from gadam.runs.files import Document, Json, RunError, read_json
 from gadam.runs.lines import read_epochs
 from gadam.runs.manifest import NAME as MANIFEST
-from gadam.runs.manifest import Verdict, check_run
+from gadam.runs.manifest import Verdict, check_run, missing_sections
 from gadam.runs.recipe import Recipe
 from gadam.runs.record import EpochRecord, RunHeader, RunResult
 
@@ -251,6 +251,9 @@ def _read_sections(places: list[Path], problems: list[str]) -> Iterator[Section]
             yield Section(str(content.get("title", "")), tuple(blocks), path.parent)
         else:
             problems.append(f"{path} is not a section: it has no list of blocks.")
+    for path in _files(places, "analysis.json"):
+        for missing in missing_sections(path):
+            problems.append(f"{missing} is missing. Run `gadam analyze` again.")
 
 
 def printable(text: object) -> str:

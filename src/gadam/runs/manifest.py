@@ -38,6 +38,7 @@ __all__ = [
     "check_run",
     "check_tree",
     "drop_weights",
+    "missing_sections",
     "write_manifest",
 ]
 
@@ -284,10 +285,31 @@ def check_tree(folder: Path, *, weights: bool = False) -> Iterator[Verdict | Pro
             read_json(path)
         except ValueError as error:
             yield Problem(path, f"is damaged ({error})")
+    for path in sorted(p for p in sealed if p.name == "analysis.json"):
+        for section in missing_sections(path):
+            yield Problem(section, "is missing. Run `gadam analyze` again")
     for path in sorted(notebooks):
         damaged = _damaged_lines(path)
         if damaged:
             yield Problem(path, f"has {count(damaged, 'damaged line')}")
+
+
+def missing_sections(path: Path) -> list[Path]:
+    """Return the sections of a report that an analysis has written and that are gone.
+
+    Args:
+        path: The `analysis.json` of the folder. If it is damaged, nothing is known to be missing.
+            An archive has no sections at all.
+    """
+    folder = path.parent / "sections"
+    if not folder.is_dir():
+        return []
+    try:
+        parts = dict(read_json(path)["parts"])
+    except (ValueError, KeyError, TypeError):
+        return []
+    places = [folder / f"analysis-{name}.json" for name in parts]
+    return [place for place in places if not place.exists()]
 
 
 def _walk(folder: Path) -> Iterable[Path]:
