@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gadam.runs.experiment import Experiment, more_is_better
 from gadam.runs.files import RunError, to_json
-from gadam.runs.recipe import Average, Data, Language, Optimizer, Recipe, RecipeError
+from gadam.runs.recipe import Average, Data, Language, Optimizer, OwnTask, Recipe, RecipeError
 
 IMAGES = Recipe("i", "vgg-mini")
 TEXT = Recipe("t", "awd-lstm-mini", Data("toy-language", augment=False), language=Language())
@@ -116,6 +116,20 @@ def test_each_row_has_its_own_metric():
     assert [mixed.metric_of(row) for row in mixed.recipes] == ["perplexity", "top5", "perplexity"]
     assert mixed.metrics == ["perplexity", "top5"]
     assert Experiment("e", "Title", {}).metrics == ["accuracy"]
+
+
+def test_each_row_has_its_own_mode():
+    own = replace(IMAGES, task=OwnTask("my_task.py", metric="accuracy", mode="min"))
+    rows = {"LSTM": TEXT, "VGG": IMAGES, "own": own}
+    modes = {
+        metric: [Experiment("e", "Title", rows, metric=metric).mode_of(row) for row in rows]
+        for metric in ("accuracy", "loss")
+    }
+    assert modes == {"accuracy": ["min", "max", "min"], "loss": ["min", "min", "min"]}
+    mixed = Experiment("e", "Title", rows, metric="top5")
+    assert [mixed.metric_of(row) for row in rows] == ["perplexity", "top5", "accuracy"]
+    assert [recipe.mode for recipe in rows.values()] == ["min", "max", "min"]
+    assert Experiment.from_dict(mixed.to_dict()) == mixed
 
 
 def test_which_metrics_are_better_when_larger():

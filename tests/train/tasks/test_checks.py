@@ -277,6 +277,10 @@ def drawing(self: Any, model: nn.Module, split: str) -> dict[str, float]:
             "accuracy on validation data is nan before training.",
         ),
         ({"notices": ("Mind the gap.",)}, "Mind the gap."),
+        (
+            {"evaluate": constant({"accuracy": 0.5})},
+            "accuracy is 0.5, and gadam shows it in percent",
+        ),
     ],
 )
 def test_what_works_but_may_not_be_intended_is_noticed(

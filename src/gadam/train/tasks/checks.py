@@ -296,6 +296,11 @@ class _Check:
                 raise TaskError(f"evaluate({split!r}) must return floats, but {name} is a {kind}.")
         if not math.isfinite(first[metric]):
             self.notices.append(f"{metric} on {split} data is {first[metric]} before training.")
+        if metric in ("accuracy", "top5") and 0 < first[metric] <= 1:
+            self.notices.append(
+                f"{metric} is {first[metric]:.3g}, and gadam shows it in percent. If it is a "
+                "fraction, return 100 times as much."
+            )
         self.initial[split] = dict(first)
         second = self.task.evaluate(model, split)
         if {k: repr(v) for k, v in first.items()} != {k: repr(v) for k, v in second.items()}:

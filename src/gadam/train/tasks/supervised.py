@@ -262,7 +262,7 @@ class SupervisedTask(Task[Any]):
             ):
                 raise TaskError(
                     "Only classification, with outputs (examples, classes), has class scores. "
-                    "Leave out the parts of the analysis that compare predictions."
+                    "Use --parts to leave out those that compare predictions."
                 )
             yield outputs.float(), targets
 

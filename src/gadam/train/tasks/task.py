@@ -199,8 +199,8 @@ class Task(Protocol[BatchT]):
             TaskError: The task does not implement it.
         """
         raise TaskError(
-            f"{type(self).__name__} has no class scores. Implement scores(), or leave out the "
-            "parts of the analysis that compare predictions."
+            f"{type(self).__name__} has no class scores. Implement scores(), or use --parts to "
+            "leave out the parts that compare predictions."
         )
 
 
