@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import re
 import subprocess
@@ -228,6 +229,22 @@ def test_without_openmp_the_kernel_uses_one_thread(monkeypatch, expected):
         monkeypatch.undo()
         cpu._library.cache_clear()
         cpu._library()
+
+
+def test_streams_that_cannot_wait(monkeypatch):
+    """Streams of the CPU before torch 2.7: an overlapped average equals a plain one."""
+    from gadam.average.offload import OverlappedFold
+
+    class Stream:
+        pass
+
+    monkeypatch.setattr(torch.cpu, "Stream", Stream)
+    monkeypatch.setattr(torch.cpu, "stream", lambda _: contextlib.nullcontext())
+    average, weights = torch.zeros(5), torch.arange(5.0)
+    fold = OverlappedFold()
+    fold.start([average], [weights], 0.25)
+    fold.wait()
+    assert torch.equal(average, 0.25 * weights)
 
 
 def open_without(path: str, symbol: str, load: Any = _torch.ctypes.CDLL) -> Any:

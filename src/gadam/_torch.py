@@ -47,6 +47,7 @@ __all__ = [
     "unwrap_compiled",
     "use_grad_if_differentiable",
     "versions",
+    "wait_event",
 ]
 
 _P = ParamSpec("_P")
@@ -124,7 +125,7 @@ def unwrap_compiled(model: nn.Module) -> nn.Module | None:
     return None
 
 
-# --------------------------------------------------------------------------------------- threads
+# --------------------------------------------------------------------------- threads and streams
 
 
 def openmp_parallel() -> int | None:
@@ -139,6 +140,18 @@ def openmp_parallel() -> int | None:
     except (AttributeError, OSError, TypeError):
         return None
     return ctypes.cast(function, ctypes.c_void_p).value
+
+
+def wait_event(stream: Any, event: Any) -> None:
+    """Make a stream wait for an event.
+
+    Args:
+        stream: A stream. Those of the CPU do nothing. Before torch 2.7 they cannot wait either.
+        event: An event of the same device.
+    """
+    wait: Callable[[Any], None] | None = getattr(stream, "wait_event", None)
+    if wait is not None:
+        wait(event)
 
 
 # ------------------------------------------------------------------------------------ optimizers

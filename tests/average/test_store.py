@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.optim.swa_utils import AveragedModel
 
 import gadam
-from average_models import fit, small_model
+from average_models import fit, in_one_process, small_model
 from contract import parameters, same, train
 
 PLAN = gadam.Averaging(start=3, every=2)
@@ -133,10 +133,10 @@ def test_a_distributed_checkpoint_carries_an_attached_average(tmp_path, make, fl
         model(torch.randn(4, 3)).square().mean().backward()
         optimizer.step()
     saved = get_optimizer_state_dict(model, optimizer, options=options)
-    dcp.save(saved, checkpoint_id=tmp_path, no_dist=True)
+    dcp.save(saved, checkpoint_id=tmp_path, **in_one_process())
     fresh_model, fresh, restored = built()
     target = get_optimizer_state_dict(fresh_model, fresh, options=options)
-    dcp.load(target, checkpoint_id=tmp_path, no_dist=True)
+    dcp.load(target, checkpoint_id=tmp_path, **in_one_process())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         set_optimizer_state_dict(fresh_model, fresh, target, options=options)

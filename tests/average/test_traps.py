@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.optim.swa_utils import AveragedModel, update_bn
 
 import gadam
+from average_models import in_one_process
 from contract import parameters, same, set_gradients, train
 
 # 1. Optimizer.load_state_dict casts state to the parameter's dtype
@@ -331,11 +332,11 @@ def test_a_distributed_checkpoint_restores_the_average(tmp_path, plan, flatten):
     dcp.save(
         {"optimizer": get_optimizer_state_dict(model, optimizer, options=options)},
         checkpoint_id=tmp_path,
-        no_dist=True,
+        **in_one_process(),
     )
     fresh_model, fresh = _trained(plan, steps=0)
     target = {"optimizer": get_optimizer_state_dict(fresh_model, fresh, options=options)}
-    dcp.load(target, checkpoint_id=tmp_path, no_dist=True)
+    dcp.load(target, checkpoint_id=tmp_path, **in_one_process())
     set_optimizer_state_dict(fresh_model, fresh, target["optimizer"], options=options)
     assert fresh.average.count == optimizer.average.count == (3 if plan.first_step else 0)
     same(fresh.state_dict(), optimizer.state_dict())
@@ -346,13 +347,13 @@ def test_an_average_that_was_not_restored_raises(tmp_path):
 
     model, optimizer = _trained(None)
     optimizer.average.update()
-    dcp.save(get_optimizer_state_dict(model, optimizer), checkpoint_id=tmp_path, no_dist=True)
+    dcp.save(get_optimizer_state_dict(model, optimizer), checkpoint_id=tmp_path, **in_one_process())
     for prepared in (False, True):
         fresh_model, fresh = _trained(None, steps=0)
         if prepared:
             fresh.average.begin()
         target = get_optimizer_state_dict(fresh_model, fresh)
-        dcp.load(target, checkpoint_id=tmp_path, no_dist=True)
+        dcp.load(target, checkpoint_id=tmp_path, **in_one_process())
         if not prepared:
             before = copy.deepcopy(fresh.state_dict())
             with pytest.raises(ValueError, match=r"call average.begin\(\) before loading"):

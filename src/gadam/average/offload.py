@@ -25,6 +25,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gadam import _torch
+
 __all__ = ["OverlappedFold"]
 
 
@@ -66,7 +68,7 @@ class OverlappedFold:
             snapshots = [sources[i].detach().clone() for i in mine]
             taken, copied = module.Event(), module.Event()
             taken.record(module.current_stream(device))
-            stream.wait_event(taken)
+            _torch.wait_event(stream, taken)
             with module.stream(stream):
                 for i, snapshot in zip(mine, snapshots):
                     copies[i] = self._buffer(i, snapshot).copy_(snapshot, non_blocking=asynchronous)
