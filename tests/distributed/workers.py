@@ -50,9 +50,18 @@ def run(worker: Worker, processes: int, folder: Path) -> None:
                 process.kill()
 
 
+def complete_streams_of_the_cpu() -> None:
+    """Let torch 2.6 shard models on the CPU: its streams there lack what fully_shard calls."""
+    stream: Any = torch.cpu.Stream
+    if not hasattr(stream, "record_event"):
+        stream.record_event = lambda *_: torch.cpu.Event()
+        stream.wait_event = lambda *_: None
+
+
 def launch(rank: int, world: int, folder: str, worker: Worker) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    complete_streams_of_the_cpu()
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group("gloo", f"file://{folder}/rendezvous", rank=rank, world_size=world)
     try:
