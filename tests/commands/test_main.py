@@ -17,7 +17,7 @@ from gadam.commands import COMMANDS, Command, main
 
 ALIASES = [(alias, command.name) for command in COMMANDS.values() for alias in command.aliases]
 POSITIONALS = {
-    "compare": [],
+    "compare": ["[FILE]"],
     "train": ["RECIPE"],
     "reproduce": ["NAME"],
     "list": [],

@@ -55,10 +55,11 @@ def run(arguments: list[str]) -> int:
     if options.task is not None or options.budget is not None or options.trials is not None:
         request = Request(options.task, options.budget, options.trials, methods)
         return run_tuned(request, options)
+    code = run_experiment(experiments.COMPARE, "mini", "", options, methods)
     if any(s.split("=")[0].strip() in ("model", "data.name") for s in options.settings):
         print(
             "note: The settings were tuned for another network or other data. Add --trials 12 or "
             "--budget 1h to tune them for yours.",
             file=sys.stderr,
         )
-    return run_experiment(experiments.COMPARE, "mini", "", options, methods)
+    return code
