@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,8 @@ from gadam.commands import console
 from gadam.commands.console import Bars, JsonLines, Lines, Quiet
 from gadam.runs import Experiment, RunResult, collect
 from gadam.runs.record import EpochRecord
-from gadam.runs.summary import summarize
+from gadam.runs.summary import SeedMean, summarize
+from gadam.runs.verdict import Verdict
 from gadam.train import experiments
 from gadam.train.sweep import Listener, TrainingJob
 
@@ -135,3 +137,34 @@ def test_the_list_of_experiments(capsys):
     assert "compare-gadam" not in text
     console.print_list(found, with_recipes=True)
     assert "compare-gadam" in capsys.readouterr().out
+
+
+def test_piped_output_is_never_truncated(capsys):
+    recipe = made.RECIPES["Gadam"]
+    label = "a method with a long name " * 20
+    experiment = Experiment("e", "Title", {label: recipe}, note="A long note. " * 50)
+    result = RunResult("done", 6, {"test": {"accuracy": 81.0}}, seconds={"train": 2.0})
+    results: dict[tuple[str, int], RunResult | None] = {(label, 0): result}
+    console.print_table(experiment, summarize(experiment, results))
+    lines = capsys.readouterr().out.splitlines()
+    assert any(label.strip() in line and "81.00" in line for line in lines)
+    assert ("A long note. " * 50).strip() in [line.strip() for line in lines]
+    assert not any("…" in line for line in lines)
+
+
+def test_verdicts_have_headings_if_there_are_several(capsys):
+    first = Verdict("task [a]", "accuracy", "SGD", SeedMean(81.0, 0.1, 3))
+    console.print_verdicts([first])
+    assert capsys.readouterr().out == "SGD is best: 81.0 % accuracy.\n"
+    console.print_verdicts([first, replace(first, task="task b")])
+    assert capsys.readouterr().out.splitlines() == [
+        "task [a]: SGD is best: 81.0 % accuracy.",
+        "task b: SGD is best: 81.0 % accuracy.",
+    ]
+
+
+def test_a_notice_that_runs_share_is_printed_once(capsys):
+    with Lines() as listener:
+        for seed in range(3):
+            listener.on_notice(replace(JOB, seed=seed), "There is no test data.")
+    assert capsys.readouterr().err.splitlines() == ["Gadam, seed 0: There is no test data."]

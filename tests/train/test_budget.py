@@ -18,7 +18,7 @@ from gadam.train.budget import (
     fit,
     parse_duration,
     pilot_recipe,
-    shared_setup,
+    steadied,
     timing_of,
     wall_seconds,
 )
@@ -127,12 +127,17 @@ def test_a_pilot_times_a_recipe(tmp_path):
 
 def test_a_stopped_pilot_extrapolates():
     marks = [(0.1, 3.0), (0.2, 4.0), (0.3, 5.0)]
-    assert timing_of(marks, [], 5.5) == Timing(pytest.approx(2.0), pytest.approx(10.0), 15.0)
+    found = timing_of(marks, [], 5.5)
+    assert (found.setup, found.epoch, found.evaluation) == pytest.approx((2.0, 10.0, 15.0))
     record = EpochRecord(1, 0.1, 1.0, seconds={"train": 4.0, "refresh": 1.0, "evaluate": 2.0})
     whole = timing_of([(1.0, 8.0), (2.0, 15.0)], [record, record], 15.5)
     assert whole == Timing(1.5, 4.0, 3.0)
 
 
-def test_the_first_pilots_do_not_decide_the_setup():
-    found = shared_setup({m: Timing(9.0 if m == "SGD" else 1.0, 2.0, 3.0) for m in METHODS})
-    assert set(found.values()) == {Timing(1.0, 2.0, 3.0)}
+def test_noise_of_a_few_pilots_does_not_decide():
+    slow_start = {m: Timing(9.0 if m == "SGD" else 1.0, 2.0, 3.0) for m in METHODS}
+    assert set(steadied(slow_start).values()) == {Timing(1.0, 2.0, 3.0)}
+    lucky = slow_start | {"Gadam": Timing(1.0, 0.1, 0.1), "GadamX": Timing(1.0, 5.0, 6.0)}
+    found = steadied(lucky)
+    assert found["Gadam"] == found["SGD"] == Timing(1.0, 2.0, 3.0)
+    assert found["GadamX"] == Timing(1.0, 5.0, 6.0)

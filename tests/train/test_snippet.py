@@ -63,7 +63,7 @@ def test_the_code_trains_as_the_recipe_does(method, tmp_path):
             task.loss(model, batch)[0].backward()
             optimizer.step()
         scheduler.step()
-    average = names.get("average") or getattr(optimizer, "average", None)
+    average: Any = names.get("average") or getattr(optimizer, "average", None)
     applied = nullcontext() if recipe.average is None else average.applied(model)
     with applied:
         found = task.evaluate(model, "test")

@@ -37,9 +37,10 @@ class Command:
 _TABLE = (
     Command(
         "compare",
-        "",
+        "[FILE]",
         "Start here (needs no data or settings)",
-        "compare six optimizers on data that comes with gadam, in five minutes",
+        "compare six optimizers on data that comes with gadam, in five minutes; or tune and "
+        "compare them on your own problem: `gadam compare my_task.py --budget 2h`",
     ),
     Command(
         "train", "RECIPE", "Train", "train one recipe; `--set lr=0.05` changes any of its settings"

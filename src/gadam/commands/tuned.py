@@ -44,7 +44,7 @@ from gadam.train.budget import (
     fit,
     parse_duration,
     pilot_recipe,
-    shared_setup,
+    steadied,
 )
 from gadam.train.catalog import BASES
 from gadam.train.search import (
@@ -65,6 +65,7 @@ __all__ = ["Request", "chosen_methods", "run_tuned"]
 DEFAULT_TRIALS, DEFAULT_SEEDS = 12, 3
 MIN_SAMPLES = 10  # of an average
 PILOT_SHARE = 0.1  # of the budget
+PILOT_SECONDS = 5.0  # per method, at least
 REPORT_SECONDS = 10.0  # to write the table and the page
 _TUNED_SETTINGS = ("lr", "weight_decay", "optimizer.lr", "optimizer.weight_decay", "optimizer.name")
 
@@ -161,8 +162,8 @@ def run_tuned(request: Request, options: SweepOptions) -> int:
                 ),
             )
             if seconds is not None:
-                timings = _pilot(problem, folder, seconds, options)
-                left = seconds - (time.monotonic() - began) - REPORT_SECONDS
+                timings, startup = _pilot(problem, folder, seconds, options)
+                left = seconds - (time.monotonic() - began) - startup - REPORT_SECONDS
                 plan, needed = _fit(seconds, left, problem, timings, request, options)
             _write_plan(folder, request, plan, options, needed)
             _announce(plan, problem, options, needed)
@@ -299,11 +300,11 @@ def _announce(plan: Plan, problem: _Problem, options: SweepOptions, needed: floa
 
 def _pilot(
     problem: _Problem, folder: Path, seconds: float, options: SweepOptions
-) -> dict[str, Timing]:
-    """Time a run of each method, with all workers busy."""
+) -> tuple[dict[str, Timing], float]:
+    """Time a run of each method with all workers busy, and the start of the workers."""
     workers, place = worker_count(options), folder / "pilot"
     methods = list(islice(cycle(problem.recipes), max(workers, len(problem.recipes))))
-    limit = PILOT_SHARE * seconds * workers / len(methods)
+    limit = max(PILOT_SECONDS, PILOT_SHARE * seconds * workers / len(methods))
     shutil.rmtree(place, ignore_errors=True)
     jobs = [
         PilotJob(
@@ -319,12 +320,14 @@ def _pilot(
     ]
     if not (options.json or options.quiet):
         print("Timing each method for two epochs …", flush=True)
+    began = time.time()
     with console.listener(len(jobs), quiet=options.quiet, as_json=options.json) as listener:
         found = sweep(jobs, listener, workers)
     shutil.rmtree(place, ignore_errors=True)
     if None in found.values():
         raise RunError("A method could not be timed. Fix what failed above, and rerun the command.")
-    return shared_setup({job.label: found[job] for job in reversed(jobs)})
+    startup = min(timing.began for timing in found.values()) - began
+    return steadied({job.label: found[job] for job in reversed(jobs)}), startup
 
 
 def _fit(

@@ -26,7 +26,7 @@ __all__ = [
     "fit",
     "parse_duration",
     "pilot_recipe",
-    "shared_setup",
+    "steadied",
     "wall_seconds",
 ]
 
@@ -88,7 +88,7 @@ class Timing:
         setup: Per run, before and after training: load the data, build the model, write files.
         epoch: Per epoch of training.
         evaluation: Per evaluation of all points on all splits, the BatchNorm refresh included.
-        began: When the pilot began, on the system's clock.
+        began: When the pilot began, on the system's clock: after its process had started.
     """
 
     setup: float
@@ -129,7 +129,7 @@ class PilotJob:
         label: The method.
         recipe: From :func:`pilot_recipe`.
         folder: A folder to remove afterwards.
-        limit: Stop after this many seconds, and estimate the rest.
+        limit: Stop after about this many seconds of training, and estimate the rest.
         data_dir: Where data sets are.
         device: Where to compute.
         threads: CPU threads.
@@ -161,12 +161,17 @@ class PilotJob:
             records.extend([] if record is None else [record])
             on_progress(done, None)
 
+        first_step: float | None = None  # loading the data does not count
         stopped_by_sweep = False
 
         def is_over() -> bool:
-            nonlocal stopped_by_sweep
+            nonlocal first_step, stopped_by_sweep
             stopped_by_sweep = should_stop()
-            return stopped_by_sweep or time.perf_counter() - start > self.limit
+            now = time.perf_counter()
+            first_step = first_step or now
+            # The first steps are slow: do not judge by them alone.
+            limit = self.limit if len(marks) > 1 else 4 * self.limit
+            return stopped_by_sweep or now - first_step > limit
 
         try:
             train(
@@ -218,14 +223,27 @@ def timing_of(
     return Timing(max(0.0, begin - first * epoch), epoch, 1.5 * epoch)
 
 
-def shared_setup(timings: Mapping[str, Timing]) -> dict[str, Timing]:
-    """Return the timings with the median setup: only the first pilots load data and libraries.
+def steadied(timings: Mapping[str, Timing]) -> dict[str, Timing]:
+    """Return the timings with less noise.
+
+    Only the first pilots load data and libraries, so all methods get the median setup. No method
+    is much faster than the others, so none gets less than the median of the other times.
 
     Args:
         timings: By method.
     """
     setup = median(timing.setup for timing in timings.values())
-    return {method: replace(timing, setup=setup) for method, timing in timings.items()}
+    epoch = median(timing.epoch for timing in timings.values())
+    evaluation = median(timing.evaluation for timing in timings.values())
+    return {
+        method: replace(
+            timing,
+            setup=setup,
+            epoch=max(timing.epoch, epoch),
+            evaluation=max(timing.evaluation, evaluation),
+        )
+        for method, timing in timings.items()
+    }
 
 
 def wall_seconds(plan: Plan, timings: Mapping[str, Timing], workers: int) -> float:
