@@ -186,6 +186,22 @@ def test_a_dry_run_does_not_count_as_a_step(make):
     assert lookahead.param_groups[0]["lookahead_steps"] == 1
 
 
+def test_checkpoints_of_an_optimizer_without_state_do_not_count_as_steps():
+    """Plain SGD has no state, so every distributed checkpoint runs a step with lr = 0."""
+    model = nn.Linear(3, 1)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    average = gadam.IterateAverage(sgd, gadam.Averaging(start=1))
+    steps: list[None] = []
+    sgd.register_step_post_hook(lambda *_: steps.append(None))
+    for _ in range(3):
+        model(torch.randn(4, 3)).square().mean().backward()
+        sgd.step()
+        sgd.zero_grad()
+        get_optimizer_state_dict(model, sgd)
+    assert len(steps) == 6
+    assert average.count == 3
+
+
 def test_a_first_step_with_lr_zero_and_gradients_counts():
     """Warm-up from lr = 0 is training."""
     params = parameters()

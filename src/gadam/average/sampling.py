@@ -173,7 +173,9 @@ class Sampler:
             optimizer: The optimizer that has stepped.
         """
         clock = self.state.tracker.clock
-        if clock.on_host and clock.known[1] == 0 and is_dry_run(optimizer):
+        first = clock.on_host and clock.known[1] == 0
+        # A distributed checkpoint steps an optimizer without state, such as plain SGD, every time.
+        if (first or not optimizer.state) and is_dry_run(optimizer):
             return
         found_inf: Tensor | None = getattr(optimizer, "found_inf", None)
         if found_inf is not None and self._rejected is not None:
