@@ -186,3 +186,9 @@ def test_module_of():
     assert own_network.is_own("a.b:c")
     assert not own_network.is_own("vgg-mini")
     assert own_network.module_of("a.b:c.d") == "a.b"
+
+
+def test_network_of_the_documentation(build, tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "own-data.md").read_text()
+    (tmp_path / "nets.py").write_text(page.split("```python\n")[1].split("```")[0])
+    assert build("nets:Net")(torch.zeros(2, *SHAPE)).shape == (2, 4)
