@@ -58,6 +58,15 @@ def test_epoch_is_a_function_of_the_seed_and_its_number(task: ImageTask) -> None
     assert not next(task.refresh(0))[0].equal(next(task.batches(0))[0])
 
 
+@pytest.mark.parametrize(("model", "steps"), [("vgg-mini", 4), ("logistic", 5)])
+def test_batchnorm_skips_a_last_batch_of_one_image(model: str, steps: int) -> None:
+    alone = replace(RECIPE, model=model, data=replace(RECIPE.data, examples=287))  # 4 x 64 + 1
+    task = set_up(alone)
+    assert task.steps(0) == steps
+    for batches in (task.batches(0), task.refresh(0)):
+        assert [len(y) for _, y in batches] == [64, 64, 64, 64, 1][:steps]
+
+
 @pytest.mark.parametrize("count", [1, 3, 5])
 def test_micro_batches_are_the_whole_batch(task: ImageTask, count: int) -> None:
     batch = next(task.batches(0))

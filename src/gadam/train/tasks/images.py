@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
+from itertools import islice
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import override
 
+from gadam import _torch
 from gadam._modes import preserved_modes
 from gadam.runs.recipe import Data, Mode, Recipe, RecipeError
 from gadam.train import data, lstm, models, own_network, transformer
@@ -83,13 +85,17 @@ class ImageTask(Task[LabeledImages]):
 
     def _shuffled(self, purpose: Purpose, epoch: int) -> Iterator[LabeledImages]:
         generator = torch.Generator().manual_seed(seed_for(self.seed, epoch, purpose))
-        return self._batches(
+        found = self._batches(
             "train", self.recipe.batch_size, augment=self.recipe.data.augment, shuffle=generator
         )
+        return islice(found, self.steps(epoch))
 
     @override
     def steps(self, epoch: int) -> int:
-        return -(-len(self._splits["train"]) // self.recipe.batch_size)
+        full, rest = divmod(len(self._splits["train"]), self.recipe.batch_size)
+        # BatchNorm cannot normalize a single image.
+        normalizes = any(isinstance(m, _torch.BATCHNORM_TYPES) for m in self.model.modules())
+        return full + (rest > (1 if normalizes and full else 0))
 
     @override
     def batches(self, epoch: int) -> Iterator[LabeledImages]:
