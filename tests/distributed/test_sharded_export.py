@@ -12,6 +12,7 @@ import export_workers
 import workers
 
 
+@pytest.mark.skipif(not workers.SHARDS_ON_CPU, reason="cannot train sharded models on the CPU")
 @pytest.mark.parametrize("processes", [2, 3])
 @pytest.mark.parametrize("name", ["exports", "files", "health", "health_of_replicas"])
 def test_sharded_models(name, processes, tmp_path):

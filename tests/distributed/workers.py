@@ -22,6 +22,8 @@ import quick_processes
 Worker = Callable[[int, Path], None]
 
 SECONDS = 180
+# torch 2.6 cannot train a model on the CPU that fully_shard has sharded.
+SHARDS_ON_CPU = hasattr(torch.cpu.Stream, "record_event")
 
 
 def run(worker: Worker, processes: int, folder: Path) -> None:
