@@ -57,7 +57,8 @@ class SupervisedTask(Task[Any]):
             data, the same examples for all seeds. They go through the same augmentation as the
             training data, if there is any.
         test: The data that results are reported on. The default reports the validation data.
-        loss: A function of the outputs and the targets that returns the mean loss of a batch.
+        loss: A function of the outputs and the targets that returns the mean loss of a batch. The
+            default is the cross-entropy.
         metric: "accuracy" (in percent, from logits), "top5", "loss", "perplexity", "mse", "rmse" or
             "mae". Or a function of the outputs and the targets that returns a number; its name is
             the metric's name.
@@ -143,6 +144,8 @@ class SupervisedTask(Task[Any]):
         if not isinstance(model, nn.Module):
             raise TaskError(f"model() must return a torch.nn.Module, got {type(model).__name__}.")
         self.model: nn.Module = model.to(device)
+        if isinstance(self._loss, nn.Module):  # it may have class weights
+            self._loss.to(device)
 
     # ------------------------------------------------------------------------------------ data
 
