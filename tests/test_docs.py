@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from gadam.runs.archive import FORMAT, opened, read_archive
 from gadam.runs.collect import collect
@@ -48,6 +49,56 @@ def test_every_table_is_shown_and_every_marker_is_a_table(tables):
     pages = [(ROOT / name).read_text() for name in tables.PAGES]
     markers = [name for page in pages for name in re.findall(r"<!-- ([\w-]+) -->", page)]
     assert sorted(markers) == sorted(tables.TABLES)
+
+
+def readme_commands() -> set[str]:
+    """Return the commands in README.md, with `make` targets as the Makefile runs them."""
+    blocks = re.findall(r"^```\w*\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.M)
+    lines = {line.partition("#")[0].strip() for block in blocks for line in block.splitlines()}
+    recipes = re.findall(r"^([\w-]+):.*\n\t(.*)$", (ROOT / "Makefile").read_text(), re.M)
+    plain = {
+        name: re.sub(r"^\$\(BIN\)/|\$\(ARGS\)", "", recipe).strip() for name, recipe in recipes
+    }
+    return lines | {plain.get(line.removeprefix("make "), line) for line in lines}
+
+
+def archives_in_readme() -> list[str]:
+    """Return the archives whose tables README.md shows."""
+    shown = re.findall(r"<!-- ([\w-]+) -->", (ROOT / "README.md").read_text())
+    return [name for name in shown if ROOT / "results" / f"{name}.json" in SWEEPS]
+
+
+def test_tables_in_the_readme_come_from_its_own_commands():
+    """What a reader gets from a command is what the page shows."""
+    archives = archives_in_readme()
+    assert "compare" in archives
+    for name in archives:
+        command = read_archive(ROOT / "results" / f"{name}.json")["summary.json"]["command"]
+        assert command in readme_commands(), f"{name} was made by {command!r}. Run it again."
+
+
+def test_pictures_in_the_readme_come_from_its_own_commands(tables):
+    from tools import report_screenshot
+
+    text = (ROOT / "README.md").read_text()
+    pictures = [ROOT / path for path in re.findall(r"!\[[^]]*\]\(([^)]+\.png)\)", text)]
+    assert report_screenshot.PICTURE in pictures
+    for picture in pictures:
+        if picture.parent.name == "theory":  # drawn from results/theory.json and formulas
+            continue
+        assert picture == report_screenshot.PICTURE, f"{picture} has no known source."
+        with Image.open(picture) as image:
+            labels = {name: image.info.get(name) for name in ("Command", "Archive")}
+        assert labels["Command"] in readme_commands(), f"{picture} was made by {labels['Command']}."
+        assert labels == report_screenshot.source(report_screenshot.ARCHIVE), (
+            "The picture is older than the results. Run: python -m tools.report_screenshot"
+        )
+
+
+def test_the_readme_commands_are_read_from_code_and_the_makefile():
+    commands = readme_commands()
+    assert {"make compare", "gadam compare"} <= commands
+    assert not any("$(" in command for command in commands)
 
 
 def test_a_table_without_an_end_is_refused(tables):

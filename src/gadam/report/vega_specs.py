@@ -188,7 +188,8 @@ def gains_spec(
 
 
 def _numbers(gain: Gain) -> str:
-    digits = decimals(max(abs(gain.low), abs(gain.high)))
+    largest = max(abs(gain.low), abs(gain.high))
+    digits = 2 if largest >= 0.1 else decimals(largest)
     mean, low, high = (f"{value:+.{digits}f}" for value in (gain.mean, gain.low, gain.high))
     return (mean if gain.seeds < 2 else f"{mean} ({low} to {high})").replace("-", "−")
 
@@ -215,7 +216,7 @@ def curves_spec(names: Sequence[str], styles: Mapping[str, Style], epochs: int) 
         "field": "value",
         "type": "quantitative",
         "scale": {"zero": False},
-        "axis": {"format": "~g"},
+        "axis": {"format": ".4~r"},
     }
     points = list(POINT_DASHES)
     dash: Spec = {
@@ -344,7 +345,7 @@ def rates_spec(names: Sequence[str], styles: Mapping[str, Style]) -> Spec:
                 "type": "quantitative",
                 "title": "learning rate",
                 "scale": {"type": "log"},
-                "axis": {"format": "~g", "tickCount": 5},
+                "axis": {"format": "~g"},
             },
             "color": color,
             "strokeDash": {
@@ -399,6 +400,7 @@ def costs_spec(names: Sequence[str]) -> Spec:
                 "type": "quantitative",
                 "aggregate": "sum",
                 "title": "seconds per epoch",
+                "axis": {"tickCount": 6},
             },
             "color": {
                 "field": "activity",

@@ -238,7 +238,7 @@ def _read_experiment(path: Path, problems: list[str]) -> Experiment | None:
         problems.append(_skipped(path, error))
         return None
     clean = experiment.renamed({label: printable(label) for label in experiment.recipes})
-    return replace(clean, title=printable(experiment.title))
+    return replace(clean, title=printable(experiment.title, limit=200))
 
 
 def _read_sections(places: list[Path], problems: list[str]) -> Iterator[Section]:
@@ -256,14 +256,15 @@ def _read_sections(places: list[Path], problems: list[str]) -> Iterator[Section]
             problems.append(f"{missing} is missing. Run `gadam analyze` again.")
 
 
-def printable(text: object) -> str:
-    """Return a label that can be drawn and encoded: at most 80 printable characters.
+def printable(text: object, limit: int = 80) -> str:
+    """Return a label that can be drawn and encoded: short, and of printable characters.
 
     Args:
         text: Anything.
+        limit: The largest number of characters.
     """
     shown = "".join(c if c.isprintable() else "?" for c in str(text))
-    return shown if len(shown) <= 80 else shown[:79] + "…"
+    return shown if len(shown) <= limit else shown[: limit - 1] + "…"
 
 
 def _read_run(path: Path, problems: list[str]) -> RunRecord | None:
