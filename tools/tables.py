@@ -12,10 +12,12 @@ import sys
 from collections.abc import Callable, Iterable
 from functools import cache
 
-from gadam.runs.archive import read_archive
+from gadam.runs.archive import opened, read_archive
+from gadam.runs.collect import collect
 from gadam.runs.files import Document, Json
 from gadam.runs.record import POINTS, RunResult
 from gadam.runs.summary import SeedMean
+from gadam.runs.verdict import verdicts
 from tools import RESULTS, ROOT
 
 PAGES = ("README.md", "docs/analysis.md", "docs/language.md", "docs/records.md", "docs/theory.md")
@@ -168,11 +170,24 @@ def chaos() -> str:
 # ------------------------------------------------------------------------------------ experiments
 
 
-def compare(name: str) -> str:
+def verdict(name: str) -> str:
+    """Return the answer of a sweep, one sentence per task.
+
+    Args:
+        name: The archive of an experiment.
+    """
+    with opened(RESULTS / f"{name}.json") as folder:
+        runs = collect([folder])
+    found = verdicts(runs.experiment, runs.results)
+    return "\n".join(f"- {verdict.task}: **{verdict.sentence()}**" for verdict in found)
+
+
+def compare(name: str, *, answer: bool = False) -> str:
     """Return the accuracy of both points and the paired gains of a sweep.
 
     Args:
         name: The archive of an image experiment.
+        answer: Begin with the verdicts.
     """
     summary = _read_files(name)["summary.json"]
     rows = []
@@ -199,7 +214,8 @@ def compare(name: str) -> str:
         f"Test accuracy in %, mean ± standard error over {summary['seeds']} seeds. "
         + _provenance(name, _seconds(row["seconds"] for row in summary["rows"]))
     )
-    return _table(header, rows, caption, left=2)
+    table = _table(header, rows, caption, left=2)
+    return f"{verdict(name)}\n\n{table}" if answer else table
 
 
 def language(name: str) -> str:
@@ -363,7 +379,7 @@ def _read_files(name: str) -> dict[str, Json]:
 
 TABLES: dict[str, Callable[[], str]] = {
     "step-time": step_time,
-    "compare": lambda: compare("compare"),
+    "compare": lambda: compare("compare", answer=True),
     "fig2c": lambda: compare("fig2c"),
     "errata": errata,
     "language-step": language_step,
