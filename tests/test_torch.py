@@ -207,6 +207,7 @@ def test_fused_adam_without_an_option_for_decoupled_decay(decoupled, monkeypatch
     monkeypatch.setattr(_torch, "_ADAM_DECOUPLES", False)
     monkeypatch.setattr(gadam.optim.cpu, "_library", lambda: (None, "not built"))
     results = []
+    flags: dict[str, Any]
     for flags in ({"fused": True}, {"foreach": False}):
         params = parameters()
         options: dict[str, Any] = {"weight_decay": 0.3, "decoupled_weight_decay": decoupled}

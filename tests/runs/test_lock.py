@@ -50,7 +50,9 @@ def test_one_holder_at_a_time_although_the_file_comes_and_goes(tmp_path, monkeyp
     """Locks belong to open files, so threads exclude each other as processes do."""
     monkeypatch.setattr(lock, "LOCK_SECONDS", 600.0)
     monkeypatch.setattr(lock.time, "sleep", lambda _: None)
-    inside, most, total = [], [], []
+    inside: list[None] = []
+    total: list[None] = []
+    most: list[int] = []
 
     def work() -> None:
         for _ in range(200):
