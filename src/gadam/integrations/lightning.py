@@ -18,7 +18,6 @@ from torch.utils.data import DataLoader
 
 from gadam import _torch
 from gadam._dtensor import is_dtensor, local
-from gadam._errors import UserError
 from gadam.average import Averaging, IterateAverage, average_of
 from gadam.average.batchnorm import (
     BatchNorm,
@@ -29,6 +28,7 @@ from gadam.average.plan import Trigger
 from gadam.average.sampling import applied_average
 from gadam.average.store import params_of
 from gadam.average.swap import swapped
+from gadam.integrations.common import FrameworkError, attach
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -123,9 +123,9 @@ class AveragedWeights(pl.Callback):
         observe: str | None = None,
     ) -> None:
         if averaging is not None and not isinstance(averaging, Averaging):
-            raise UserError(f"averaging must be a gadam.Averaging or None, got {averaging!r}.")
+            raise FrameworkError(f"averaging must be a gadam.Averaging or None, got {averaging!r}.")
         if isinstance(batchnorm, Iterator):
-            raise UserError(
+            raise FrameworkError(
                 "batchnorm is an iterator, which one refresh exhausts. Pass the loader instead."
             )
         self._averaging, self._batchnorm = averaging, batchnorm
@@ -146,7 +146,7 @@ class AveragedWeights(pl.Callback):
     def average(self) -> IterateAverage:
         """The running average."""
         if self._average is None:
-            raise UserError("AveragedWeights has no average yet. Call trainer.fit() first.")
+            raise FrameworkError("AveragedWeights has no average yet. Call trainer.fit() first.")
         return self._average
 
     # ---------------------------------------------------------------------------------- training
@@ -160,13 +160,13 @@ class AveragedWeights(pl.Callback):
             stage: What the trainer is about to do.
 
         Raises:
-            UserError: If another callback averages weights too, or if the strategy hides them.
+            FrameworkError: If another callback averages weights too, or if the strategy hides them.
         """
         if stage != "fit":
             return
         self._check_callbacks(trainer)
         if type(trainer.strategy).__name__ in _UNSUPPORTED:
-            raise UserError(
+            raise FrameworkError(
                 f"AveragedWeights does not support {type(trainer.strategy).__name__}. Use "
                 "ModelParallelStrategy (FSDP2) to shard the weights."
             )
@@ -187,19 +187,22 @@ class AveragedWeights(pl.Callback):
             pl_module: The module.
 
         Raises:
-            UserError: If the plan does not fit the arguments, or if there is none and the number
-                of steps is not known.
+            FrameworkError: If the plan does not fit the arguments, or if there is none and the
+                number of steps is not known.
         """
         if self._resumed is not None:
             pl_module.load_state_dict(self._resumed, strict=pl_module.strict_loading)
             self._resumed = None
-        found = average_of(trainer.optimizers) if self._averaging is None else None
-        self._owned = found is None or _is_idle(found)
-        if found is not None and not self._owned:
-            self._average = found
-        else:
-            plan = self._averaging if self._averaging is not None else _plan_for(trainer)
-            self._average = IterateAverage(trainer.optimizers, plan)
+        own = average_of(trainer.optimizers)
+        steps = _number_of_steps(trainer) if self._averaging is None else 1
+        self._average = attach(trainer.optimizers, self._averaging, steps)
+        self._owned = self._average is not own
+        if self._owned and not steps:
+            self._average.remove()
+            raise FrameworkError(
+                "The number of training steps is not known, so there is no default plan. Set "
+                "max_steps in the trainer, or pass averaging=gadam.Averaging(start=...)."
+            )
         self._check_trigger(self._average.averaging)
         # A checkpoint with save_weights_only=True calls no callback: it asks the strategy only.
         trainer.strategy.lightning_module_state_dict = (  # type: ignore[method-assign]
@@ -211,7 +214,7 @@ class AveragedWeights(pl.Callback):
         for other in callbacks:
             names = {cls.__name__ for cls in type(other).__mro__}
             if other is not self and names.intersection(_RIVALS):
-                raise UserError(
+                raise FrameworkError(
                     f"AveragedWeights and {type(other).__name__} would both replace the weights. "
                     "Remove one of the two callbacks."
                 )
@@ -219,7 +222,7 @@ class AveragedWeights(pl.Callback):
     def _check_trigger(self, plan: Averaging) -> None:
         triggered = isinstance(plan.start, Trigger)
         if self._observe is not None and not triggered:
-            raise UserError(
+            raise FrameworkError(
                 f"observe={self._observe!r} has no effect, because the plan has no trigger. Pass "
                 'averaging=Averaging(start=Plateau(mode="min")), or remove observe.'
             )
@@ -237,26 +240,26 @@ class AveragedWeights(pl.Callback):
             pl_module: The module.
 
         Raises:
-            UserError: If ``batchnorm=True`` and the training data has no end, or the module
+            FrameworkError: If ``batchnorm=True`` and the training data has no end, or the module
                 cannot run it outside of training.
         """
         if self._imported is not None and not self.average.count:
             self.average.load_averaged_model(self._imported, pl_module)
         self._imported = None
         if self._batchnorm is True and math.isinf(trainer.num_training_batches):
-            raise UserError(
+            raise FrameworkError(
                 "batchnorm=True needs training data of a known length. Set limit_train_batches, "
                 "or pass batchnorm=loader."
             )
         if self._refreshes and not callable(self._batchnorm) and not _has_forward(pl_module):
             if not pl_module.automatic_optimization:
-                raise UserError(
+                raise FrameworkError(
                     "The module has no forward, and its training_step runs the optimizers, so the "
                     "BatchNorm refresh cannot use it. Define forward, or pass a callable as "
                     "batchnorm."
                 )
             if "dataloader_iter" in inspect.signature(pl_module.training_step).parameters:
-                raise UserError(
+                raise FrameworkError(
                     "The module has no forward, and its training_step takes dataloader_iter, so "
                     "the BatchNorm refresh cannot use it. Define forward, or pass a callable as "
                     "batchnorm."
@@ -330,7 +333,7 @@ class AveragedWeights(pl.Callback):
             pl_module: The module.
 
         Raises:
-            UserError: If the metric was not logged.
+            FrameworkError: If the metric was not logged.
         """
         if not self._is_fitting(trainer):
             return
@@ -340,7 +343,7 @@ class AveragedWeights(pl.Callback):
         metrics = trainer.callback_metrics
         if self._observe not in metrics:
             names = ", ".join(sorted(metrics)) or "none"
-            raise UserError(
+            raise FrameworkError(
                 f"The metric {self._observe!r} was not logged in validation. Logged metrics: "
                 f"{names}. Log it in validation_step, or change observe."
             )
@@ -511,20 +514,10 @@ class AveragedWeights(pl.Callback):
 _BATCHNORM = _torch.BATCHNORM_TYPES
 
 
-def _is_idle(average: IterateAverage) -> bool:
-    """Return True for the average of ``Gadam(params)``: it has no plan, and nobody has begun it."""
-    idle = average.averaging == Averaging() and average.phase == "waiting"
-    return idle and not average.count
-
-
-def _plan_for(trainer: pl.Trainer) -> Averaging:
+def _number_of_steps(trainer: pl.Trainer) -> int:
+    """Return the number of optimizer steps of the whole training, or 0 if it is not known."""
     steps = trainer.estimated_stepping_batches
-    if math.isinf(steps) or steps < 1:
-        raise UserError(
-            "The number of training steps is not known, so there is no default plan. Set max_steps "
-            "in the trainer, or pass averaging=gadam.Averaging(start=...)."
-        )
-    return Averaging.for_budget(int(steps))
+    return max(int(steps), 0) if math.isfinite(steps) else 0
 
 
 def _has_forward(module: pl.LightningModule) -> bool:
