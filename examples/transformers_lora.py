@@ -36,8 +36,8 @@ with tempfile.TemporaryDirectory() as folder:
         get_peft_model(GPT2LMHeadModel(CONFIG), lora),
         TrainingArguments(
             folder,
-            max_steps=120,
-            learning_rate=0.02,
+            max_steps=300,
+            learning_rate=0.03,
             lr_scheduler_type="constant",  # averaging needs a rate that stays high
             per_device_train_batch_size=16,
             per_device_eval_batch_size=64,
@@ -49,7 +49,7 @@ with tempfile.TemporaryDirectory() as folder:
         ),
         train_dataset=sentences(1000),
         eval_dataset=sentences(256),
-        averaging=gadam.Averaging(start=60),
+        averaging=gadam.Averaging(start=200),
         finish=False,  # keep the raw weights, to compare. The default leaves the average.
     )
     trainer.train()

@@ -138,14 +138,23 @@ class AveragedMixin(_Base):
         inner = unwrapped(self.optimizer if optimizer is None else optimizer)
         if self.average is None or self.average.optimizer is not inner:
             self.average = attach(inner, self._averaging, num_training_steps)
-        plan = self.average.averaging
-        if isinstance(plan.start, Trigger) and self._observe is None:
+        self._refuse_blind_trigger(self.average.averaging)
+        self._averages_now = True
+        return scheduler
+
+    def _refuse_blind_trigger(self, plan: Averaging) -> None:
+        if not isinstance(plan.start, Trigger):
+            return
+        if self._observe is None:
             raise FrameworkError(
                 f"The plan starts with {plan.start}, which needs a metric. Pass "
                 "observe='eval_loss', or the name of another metric of the evaluation."
             )
-        self._averages_now = True
-        return scheduler
+        if self.args.eval_strategy == "no":
+            raise FrameworkError(
+                f"The plan starts with {plan.start}, but nothing is evaluated. Set eval_strategy "
+                "in the training arguments."
+            )
 
     def _refuse_unsupported(self) -> None:
         plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
@@ -297,10 +306,18 @@ class _Events(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         trainer, metrics = self.trainer, kwargs.get("metrics") or {}
-        name = trainer._observe
-        observes = trainer._averages_now and trainer.average is not None and name in metrics
-        if observes and trainer.average is not None and trainer.average.observe(metrics[name]):
-            control.should_training_stop = True
+        average, name = trainer.average, trainer._observe
+        if name is None or average is None or not trainer._averages_now:
+            return
+        name = name if name in metrics else f"eval_{name}"  # as metric_for_best_model
+        if name in metrics:
+            if average.observe(metrics[name]):
+                control.should_training_stop = True
+        elif not isinstance(trainer.eval_dataset, dict) and "eval_loss" in metrics:
+            raise FrameworkError(
+                f"The evaluation has no metric {trainer._observe!r}. Pass one of these as "
+                f"observe=: {', '.join(sorted(metrics))}."
+            )
 
     def on_train_end(
         self,
