@@ -55,11 +55,9 @@ def readme_commands() -> set[str]:
     """Return the commands in README.md, with `make` targets as the Makefile runs them."""
     blocks = re.findall(r"^```\w*\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.M)
     lines = {line.partition("#")[0].strip() for block in blocks for line in block.splitlines()}
-    recipes = re.findall(r"^([\w-]+):.*\n\t(.*)$", (ROOT / "Makefile").read_text(), re.M)
-    plain = {
-        name: re.sub(r"^\$\(BIN\)/|\$\(ARGS\)", "", recipe).strip() for name, recipe in recipes
-    }
-    return lines | {plain.get(line.removeprefix("make "), line) for line in lines}
+    makefile = (ROOT / "Makefile").read_text()
+    ours = dict(re.findall(r"^([\w-]+):.*\n\t\$\(BIN\)/(gadam .*?) \$\(ARGS\)$", makefile, re.M))
+    return lines | {ours.get(line.removeprefix("make "), line) for line in lines}
 
 
 def archives_in_readme() -> list[str]:
