@@ -104,6 +104,10 @@ def test_compare_ends_with_a_table(compared):
     assert f"The runs, summary.md and summary.json are in {folder}." in text
     assert f"The report is {folder / 'report.html'}." in text
     assert "| method |" in (folder / "summary.md").read_text()
+    verdicts = read_json(folder / "summary.json")["verdicts"]
+    assert len(verdicts) == 2
+    for verdict in verdicts:
+        assert f"{verdict['task']}: {verdict['sentence']}" in text
 
 
 def test_compare_writes_its_numbers(compared):

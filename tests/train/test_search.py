@@ -157,7 +157,12 @@ def test_edges_are_followed_outward_one_step_at_a_time():
     expected = [highest * 10 ** (0.5 * k) for k in (1, 2, 3, 4)]
     assert follow_ups == pytest.approx(expected, rel=0.02)
     assert tuned(plan, scores).edges[0] == Edge("lr", 1)
-    assert str(tuned(plan, scores).edges[0]) == "the highest learning rate tried"
+    assert tuned(plan, scores).unclear[0] == "highest learning rate"
+    alone = Plan(1, 3, 1)
+    assert tuned(alone, search(alone, CENTERS["sgd"], noise)[0]).unclear == [
+        "learning rate",
+        "weight decay",
+    ]
 
 
 def test_inside_the_range_the_follow_ups_are_near_the_best_setting():

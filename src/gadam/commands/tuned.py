@@ -196,14 +196,16 @@ def _problem(request: Request, options: SweepOptions) -> _Problem:
         )
     steps = built.steps(0)
     sampled = {method: _sampled(recipe, steps, options) for method, recipe in recipes.items()}
-    return _Problem(base.name, sampled, steps, base.epochs)
+    data = next(iter(recipes.values())).data.name
+    name = Path(data).stem if request.task is None else base.name
+    return _Problem(name, sampled, steps, base.epochs)
 
 
 def _base(request: Request, options: SweepOptions) -> Recipe:
     """Return a recipe with the task, its epochs and its batch size."""
     if request.task is None:
         base = experiments.get(experiments.COMPARE).recipes["SGD"]
-        return replace(base, name="tuned", schedule=Schedule())
+        return replace(base, name=experiments.COMPARE, schedule=Schedule())
     for sentence in check_task(request.task, device=options.device).notices:
         if not options.json:
             print(f"note: {sentence}")
@@ -464,13 +466,13 @@ def _experiment(
             tuned = comparison.tuned(method)
             recipes[method] = _with_setting(recipe, *tuned.setting)
             if tuned.edges:
-                edges.append(f"{method} at {' and '.join(map(str, tuned.edges))}")
+                edges.append(f"{method} ({', '.join(tuned.unclear)})")
     trials = "the usual setting" if plan.trials == 1 else f"the best of {plan.trials} trials"
     note = f"Each method has {trials} on validation data."
     if plan.epochs < problem.asked:
         note += f" Runs have {plan.epochs} of {problem.asked} epochs, to fit into the budget."
     if edges:
-        note += f" More trials may improve what ended at an edge of the search: {'; '.join(edges)}."
+        note += f" The search ended at an edge, so more trials may help: {', '.join(edges)}."
     words = ["gadam", "compare", *([request.task] if request.task else [])]
     words += ["--budget", request.budget] if request.budget else []
     words += ["--trials", str(plan.trials)] if request.trials or not request.budget else []
@@ -479,7 +481,7 @@ def _experiment(
     words += [word for setting in options.settings for word in ("--set", setting)]
     return Experiment(
         name=experiments.COMPARE,
-        title=f"Averaging on {problem.name}" if request.task else "Averaging, tuned",
+        title=f"Averaging on {problem.name}",
         recipes=recipes,
         bases={a: b for a, b in BASES.items() if a in recipes and b in recipes},
         seeds=plan.seeds,
@@ -561,7 +563,7 @@ def _found(method: str, problem: _Problem, comparison: Comparison) -> Document:
     return {
         **tuned.setting._asdict(),
         "validation": sign * tuned.score,
-        "edges": [str(edge) for edge in tuned.edges],
+        "edges": tuned.unclear,
         "trials": [
             {
                 "number": trial.number + 1,

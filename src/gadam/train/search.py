@@ -63,6 +63,7 @@ MIN_EPOCHS = 4  # of a rung: with fewer, there is hardly a schedule and hardly a
 
 Axis: TypeAlias = Literal["lr", "weight_decay"]
 AXES: tuple[Axis, Axis] = ("lr", "weight_decay")
+_NAMES = {"lr": "learning rate", "weight_decay": "weight decay"}
 REACH = {"lr": 1.0, "weight_decay": 1.5}  # decades on either side of the center
 STEP = {"lr": 0.5, "weight_decay": 0.75}  # decades between a best setting and its extension
 
@@ -136,8 +137,7 @@ class Edge(NamedTuple):
     direction: Literal[1, -1]
 
     def __str__(self) -> str:
-        name = "learning rate" if self.axis == "lr" else "weight decay"
-        return f"the {'highest' if self.direction > 0 else 'lowest'} {name} tried"
+        return f"{'highest' if self.direction > 0 else 'lowest'} {_NAMES[self.axis]}"
 
 
 @dataclass(frozen=True)
@@ -200,6 +200,13 @@ class Tuned:
     def setting(self) -> Setting:
         """The best setting."""
         return self.trial.setting
+
+    @property
+    def unclear(self) -> list[str]:
+        """The edges in words. An axis with edges on both sides was hardly searched."""
+        axes = [edge.axis for edge in self.edges]
+        both = [_NAMES[axis] for axis in AXES if axes.count(axis) == 2]
+        return [str(edge) for edge in self.edges if axes.count(edge.axis) == 1] + both
 
 
 def due(plan: Plan, center: Setting, scores: Mapping[Trial, float]) -> list[Trial]:
