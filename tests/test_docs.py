@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -124,7 +125,7 @@ def test_the_tasks_of_the_documentation_work():
     from gadam.train import check_task
 
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "tasks.md").read_text(), re.DOTALL)
-    names: dict[str, object] = {}
+    names: dict[str, Any] = {}
     checked = 0
     for block in blocks:
         exec(block, names)
