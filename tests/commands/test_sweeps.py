@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import synthetic
 from gadam.commands import main, sweeps
 from gadam.commands.options import SweepOptions
 from gadam.runs import Experiment, RunResult, collect
@@ -170,7 +171,8 @@ def test_rows_are_selected_by_whole_words():
     assert sweeps._select(experiment, "") == experiment
 
 
-def test_published_numbers_are_dropped_if_the_task_changes():
+def test_published_numbers_are_dropped_if_the_task_changes(monkeypatch):
+    synthetic.install(monkeypatch)
     experiment = experiments.get("tab-cifar", "paper")
     assert experiment.published
     same = sweeps._described(experiment, SweepOptions(settings=("lr=0.05",), seeds=7))
