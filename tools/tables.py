@@ -20,7 +20,15 @@ from gadam.runs.summary import SeedMean
 from gadam.runs.verdict import verdicts
 from tools import RESULTS, ROOT
 
-PAGES = ("README.md", "docs/analysis.md", "docs/language.md", "docs/records.md", "docs/theory.md")
+PAGES = (
+    "README.md",
+    "docs/analysis.md",
+    "docs/frameworks.md",
+    "docs/language.md",
+    "docs/performance.md",
+    "docs/records.md",
+    "docs/theory.md",
+)
 
 # The rows of the step-time table.
 CONTENDERS = (
@@ -148,6 +156,28 @@ def curvature() -> str:
         "`python benchmarks/curvature.py --out results/curvature.json`."
     )
     return _table(header, rows, caption)
+
+
+def frameworks(name: str) -> str:
+    """Return how the averaging tools of a framework do on every criterion.
+
+    Args:
+        name: The name of the framework.
+    """
+    report = _read(f"frameworks-{name}")
+    marks = {True: "✓ ", False: "✗ ", None: ""}
+    rows = []
+    for criterion, title in report["criteria"].items():
+        found = [verdicts[criterion] for verdicts in report["tools"].values()]
+        cells = [marks[verdict["right"]] + verdict["text"] for verdict in found]
+        rows.append([f"{criterion}: {title}", *cells])
+    versions = ", ".join(f"{package} {v}" for package, v in report["versions"].items())
+    caption = (
+        f"Measured with {versions}, by `python -m benchmarks.frameworks.{name}`. "
+        f"Source: `results/frameworks-{name}.json`."
+    )
+    header = ["criterion", *report["tools"]]
+    return _table(header, rows, caption, left=len(header))
 
 
 def chaos() -> str:
@@ -390,6 +420,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "fig-tavg": lambda: language("fig-tavg"),
     "curvature": curvature,
     "chaos": chaos,
+    "frameworks-lightning": lambda: frameworks("lightning"),
+    "frameworks-transformers": lambda: frameworks("transformers"),
     "fig1b": lambda: measured("fig1b", "diversity", DIVERSITY),
     "fig2b": lambda: measured("fig2b", "diversity", DIVERSITY),
     "fig1c": lambda: measured("fig1c", "networks", NETWORKS),
