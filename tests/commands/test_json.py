@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import made
 from gadam.commands import COMMANDS, bench, main
@@ -30,6 +31,7 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
     ),
     "list": ([], ["experiment"]),
     "data": (["fashion-mini"], ["data"]),
+    "average": (["step-*.pt", "--out", "averaged.pt"], ["average"]),
     "report": (["made"], ["report"]),
     "analyze": (["made", "--parts", "rate,parameters", "--workers", "1"], ["analysis"]),
     "theory": (["ema", "--out", "figures"], ["figure"]),
@@ -60,6 +62,8 @@ def test_json(command, tmp_path: Path, monkeypatch, capfd):
     known = bench.contenders()
     monkeypatch.setattr(bench, "contenders", lambda: {n: known[n] for n in (bench.BASE, "Gadam")})
     made.sweep(tmp_path / "made")
+    for step in (1, 2):
+        torch.save({"w": torch.ones(2)}, f"step-{step}.pt")
     arguments, events = CASES[command]
     assert main([command, *arguments, "--json"]) == 0
     lines = objects(capfd.readouterr().out)

@@ -55,6 +55,13 @@ _TABLE = (
     Command("list", "", "Train", "list the names of experiments and recipes, and their costs"),
     Command("data", "NAME", "Train", "download a data set"),
     Command(
+        "average",
+        "CHECKPOINTS",
+        "Average",
+        "average checkpoints on disk, of any training: `gadam average 'ckpts/checkpoint-*' "
+        "--last 20% --out averaged`",
+    ),
+    Command(
         "report",
         "DIR",
         "Look",

@@ -6,10 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-import torch
 import tyro
-
-from gadam.runs.recipe import RecipeError, suggest_setting
 
 __all__ = ["Flag", "Folder", "MaybeInt", "SweepOptions", "check_positive", "option", "parse"]
 
@@ -59,6 +56,8 @@ def _explain_near_misses(kind: Any, name: str, arguments: list[str]) -> None:
     known = {f.name for f in fields(kind)}
     if "settings" not in known:
         return
+    from gadam.runs.recipe import RecipeError, suggest_setting
+
     before = ""
     for word, after in zip(arguments, [*arguments[1:], ""]):
         key, equals, value = word.removeprefix("--").partition("=")
@@ -133,6 +132,8 @@ def check_positive(**options: int | None) -> None:
         if value is not None and value < 1
     ]
     if problems:
+        from gadam.runs.recipe import RecipeError
+
         raise RecipeError(*problems)
 
 
@@ -145,6 +146,10 @@ def check_device(device: str) -> None:
     Raises:
         RecipeError: There is no such device on this machine.
     """
+    import torch
+
+    from gadam.runs.recipe import RecipeError
+
     try:
         place = torch.device(device)
     except RuntimeError:
