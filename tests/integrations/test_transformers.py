@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -258,7 +259,7 @@ def test_a_metric_starts_and_stops_the_average(tmp_path):
     plan = gadam.Averaging(start=gadam.Plateau(patience=1, mode="min"))
     schedule = {"eval_strategy": "steps", "eval_steps": 1}
     # At a learning rate of zero, no evaluation is better than the first one.
-    trainer = trained(tmp_path, averaging=plan, observe="eval_loss", learning_rate=0.0, **schedule)
+    trainer = trained(tmp_path, averaging=plan, observe="loss", learning_rate=0.0, **schedule)
     # 1 is the best, 2 begins, 3 is the best again, and 4 finishes.
     assert trainer.state.global_step == 4
     assert (trainer.average.phase, trainer.average.count) == ("finished", 2)
@@ -268,6 +269,11 @@ def test_a_trigger_without_a_metric_is_refused_before_training(tmp_path):
     plan = gadam.Averaging(start=gadam.Plateau())
     with pytest.raises(UserError, match="observe="):
         trained(tmp_path, averaging=plan)
+    with pytest.raises(UserError, match="eval_strategy"):
+        trained(tmp_path, averaging=plan, observe="eval_loss")
+    schedule = {"eval_strategy": "steps", "eval_steps": 1}
+    with pytest.raises(UserError, match="no metric 'accuracy'"):
+        trained(tmp_path, averaging=plan, observe="accuracy", **schedule)
     with pytest.raises(TypeError, match=r"gadam\.Averaging"):
         trained(tmp_path, averaging=3)
 
@@ -652,3 +658,14 @@ def test_a_missing_package_is_named(monkeypatch, name):
     monkeypatch.delitem(sys.modules, f"gadam.integrations.{name}", raising=False)
     with pytest.raises(ImportError, match=rf"pip install 'gadam\[{name}\]'"):
         importlib.import_module(f"gadam.integrations.{name}")
+
+
+@pytest.mark.filterwarnings("default")
+def test_the_documentation_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[2] / "docs" / "frameworks.md").read_text()
+    sections = [part for part in page.split("\n## ") if not part.startswith("Lightning")]
+    blocks = re.findall(r"```python\n(.*?)```", "\n".join(sections), re.DOTALL)
+    assert len(blocks) >= 3
+    for block in blocks:
+        exec(compile(block, "docs/frameworks.md", "exec"), {})
