@@ -467,8 +467,9 @@ def _experiment(
             recipes[method] = _with_setting(recipe, *tuned.setting)
             if tuned.edges:
                 edges.append(f"{method} ({', '.join(tuned.unclear)})")
-    trials = "the usual setting" if plan.trials == 1 else f"the best of {plan.trials} trials"
-    note = f"Each method has {trials} on validation data."
+    note = f"Each method has the best of {plan.trials} trials on validation data."
+    if plan.trials == 1:
+        note, edges = "Each method has its usual setting: one trial tunes nothing.", []
     if plan.epochs < problem.asked:
         note += f" Runs have {plan.epochs} of {problem.asked} epochs, to fit into the budget."
     if edges:
@@ -542,7 +543,9 @@ def _lines(verdict: Verdict, codes: Mapping[str, str], costs: Mapping[str, _Cost
     """Return the answer's code and cost as text."""
     best, lines = verdict.best, ""
     if (cost := costs[best]) is not None:
-        refresh = f", {cost.refresh:.2g} s of it to refresh BatchNorm" if cost.refresh else ""
+        refresh = (
+            f", {cost.refresh:.2g} s of it to refresh BatchNorm" if cost.refresh > 0.05 else ""
+        )
         lines += f"{best} takes {cost.total:.3g} s per run{refresh}."
         other = verdict.averaged if best == verdict.base else verdict.base
         against = costs.get(other or "")
