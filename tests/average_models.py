@@ -32,7 +32,7 @@ def fit(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, seed: in
 
 def in_one_process() -> dict[str, bool]:
     """Return the option of torch's distributed checkpoints. Old versions find out themselves."""
-    import torch.distributed.checkpoint as dcp
+    import torch.distributed.checkpoint.state_dict_saver as dcp
 
     return {"no_dist": True} if "no_dist" in inspect.signature(dcp.save).parameters else {}
 

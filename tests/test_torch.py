@@ -207,11 +207,17 @@ def test_fused_adam_without_an_option_for_decoupled_decay(decoupled, monkeypatch
     monkeypatch.setattr(_torch, "_ADAM_DECOUPLES", False)
     monkeypatch.setattr(gadam.optim.cpu, "_library", lambda: (None, "not built"))
     results = []
-    flags: dict[str, Any]
-    for flags in ({"fused": True}, {"foreach": False}):
+    for fused, foreach in ((True, None), (None, False)):
         params = parameters()
-        options: dict[str, Any] = {"weight_decay": 0.3, "decoupled_weight_decay": decoupled}
-        train(gadam.Gadam(params, 0.1, **options, **flags), params, 8)
+        optimizer = gadam.Gadam(
+            params,
+            lr=0.1,
+            weight_decay=0.3,
+            decoupled_weight_decay=decoupled,
+            fused=fused,
+            foreach=foreach,
+        )
+        train(optimizer, params, 8)
         results.append([p.detach() for p in params])
     torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
 

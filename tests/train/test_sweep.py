@@ -183,7 +183,7 @@ def test_a_result_as_text(tmp_path):
     recipe = replace(RECIPE, data=Data("toy-language", augment=False), language=language)
     result = RunResult("done", 3, {"test": {"perplexity": 99.96}}, seconds={"train": 7.6})
     job = TrainingJob("label", recipe, 0, tmp_path)
-    assert job.outcome(result) == "done in 8 s, test perplexity: iterate 100.0"
+    assert job.outcome(result) == "done in 8 s, test perplexity: iterate 99.96"
     assert (job.total, job.event) == (3, "epoch")
 
 
