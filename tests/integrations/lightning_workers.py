@@ -269,6 +269,11 @@ def _fsdp2(folder: Path, distributed: bool) -> None:
     layer: Any = module.net[1]
     torch.testing.assert_close(layer.running_mean, hidden.mean(0))
     torch.testing.assert_close(layer.running_var, hidden.var(0))
+    if not distributed:
+        saved = torch.load(folder / "epoch=2.ckpt", weights_only=True)
+        for (name, p), raw in zip(module.named_parameters(), iterates[-1]):
+            assert torch.equal(saved["state_dict"][name], _full(p))
+            assert torch.equal(saved["current_model_state"][name], raw)
     resumed, _, rest = run(3, ckpt_path=folder / "epoch=1.ckpt")
     for before, after in zip(iterates[6:], rest, strict=True):
         assert all(map(torch.equal, before, after))

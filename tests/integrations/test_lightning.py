@@ -345,21 +345,17 @@ def test_a_refresh_does_not_take_batches_from_training_or_change_their_order():
 
 def test_several_loaders_are_refreshed_together():
     class Two(Module):
-        def forward(self, batch: Any) -> Any:
-            return self.net(torch.cat([batch[0], batch[0]]) if isinstance(batch, list) else batch)
+        def forward(self, a: Any, b: Any) -> Any:  # type: ignore[override]
+            return self.net(torch.cat([a[0], b[0]]))
 
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
             return super().training_step(batch["a"], batch_idx)
 
-    module = Two(batchnorm=True)
-
-    def run_both(model: Any) -> None:
-        for batch in loader():
-            model.net(batch[0])
-
-    callback = AveragedWeights(gadam.Averaging(start=1), batchnorm=run_both)
-    fit(callback, module=module, data={"a": loader(), "b": loader()}, epochs=1)
-    assert_statistics_fit(module, dataset().tensors[0])
+    module, other = Two(batchnorm=True), dataset(seed=1)
+    data = {"a": loader(), "b": DataLoader(other, BATCH)}
+    callback = AveragedWeights(gadam.Averaging(start=1), batchnorm=True)
+    fit(callback, module=module, data=data, epochs=1)
+    assert_statistics_fit(module, torch.cat([dataset().tensors[0], other.tensors[0]]))
 
 
 def test_hooks_that_prepare_training_batches_run_in_the_refresh():
