@@ -104,7 +104,7 @@ def test_rows_of_a_running_sweep_are_compared_on_the_seeds_they_share():
     assert verdict.best == "SGD"
     assert verdict.gain == SeedMean(-1.0, None, 1)
     assert verdict.missing == 12 - 4
-    assert verdict.sentence().startswith("So far, SGD is best: 66.7 % accuracy.")
+    assert verdict.sentence().startswith("So far, SGD is best on validation data: 66.7 % ac")
     assert verdict.sentence().endswith("8 runs are not finished.")
 
 
@@ -206,8 +206,8 @@ def test_a_choice_that_test_data_contradict():
     found |= {("SWA", s): result(78.0 + s, 71.0) for s in range(3)}
     two = Experiment("e", "t", {row: ROWS[row] for row in ("SGD", "SWA")})
     assert only(two, found).sentence() == (
-        "SWA is best: 79.0 % accuracy. It was chosen on validation data; on test data SGD is "
-        "better: SWA has -2.0 points against SGD (95 % interval -2.0 to -2.0)."
+        "SWA is best on validation data: 79.0 % accuracy on test data. SGD is better there: SWA "
+        "has -2.0 points against SGD (95 % interval -2.0 to -2.0)."
     )
 
 

@@ -48,6 +48,7 @@ class Verdict:
         names: Names of these rows, without the words that all rows of the task share.
         chosen_on: The split that chose the rows.
         missing: Runs of the task that have not ended.
+        leads_test: True if no other row has a better mean on test data.
 
     Example:
         >>> verdict = Verdict(
@@ -69,6 +70,7 @@ class Verdict:
     names: Mapping[str, str] = field(default_factory=dict)
     chosen_on: Literal["validation", "test"] = "validation"
     missing: int = 0
+    leads_test: bool = True
 
     @property
     def significant(self) -> bool:
@@ -78,7 +80,11 @@ class Verdict:
 
     def sentence(self) -> str:
         """Return the answer as text: the best method, its metric, and what averaging gains."""
-        text = f"{self._name(self.best)} is best: {self._value()}{self._comparison()}"
+        if self.leads_test:
+            lead = f"is best: {self._value()}"
+        else:
+            lead = f"is best on validation data: {self._value()} on test data"
+        text = f"{self._name(self.best)} {lead}{self._comparison()}"
         if self.missing:
             count = "1 run is" if self.missing == 1 else f"{self.missing} runs are"
             text = f"So far, {text} {count} not finished."
@@ -114,10 +120,7 @@ class Verdict:
         if won == (self.gain.mean > 0):
             return f", {gain}." if won else f". Averaging does not help: {averaged} has {gain}."
         other = self._name(self.base) if won else averaged
-        return (
-            f". It was chosen on validation data; on test data {other} is better: {averaged} has "
-            f"{gain}."
-        )
+        return f". {other} is better there: {averaged} has {gain}."
 
     def _name(self, row: str | None) -> str:
         return self.names.get(row or "", row or "")
@@ -193,6 +196,7 @@ def _verdict(
     if base is not None and averaged is not None:
         pairs = ((test[averaged][s], test[base][s]) for s in test[averaged] if s in test[base])
         gain = SeedMean.of(sign * (a - b) for a, b in pairs)
+    means = {row: sign * fmean(by_seed.values()) for row, by_seed in test.items()}
     ended = sum(row in group.names for row, _ in results)
     return Verdict(
         group.title,
@@ -205,6 +209,7 @@ def _verdict(
         names={row: group.names[row] for row in (averaged, base) if row is not None},
         chosen_on=chosen_on,
         missing=max(0, experiment.seeds * len(group.names) - ended),
+        leads_test=means[best] >= max(means.values()),
     )
 
 
