@@ -55,7 +55,7 @@ def test_help_and_version_do_not_wait_for_torch(argument):
 
 
 def test_names_are_imported_on_first_use():
-    for name in ("average", "optim", "schedule", *gadam.__all__):
+    for name in ("average", "integrations", "optim", "schedule", *gadam.__all__):
         assert name in dir(gadam)
         assert getattr(gadam, name) is getattr(gadam, name)
     with pytest.raises(AttributeError, match="module 'gadam' has no attribute 'Adam'"):
@@ -63,6 +63,20 @@ def test_names_are_imported_on_first_use():
     everything: dict[str, object] = {}
     exec("from gadam import *", everything)
     assert set(gadam.__all__) <= set(everything)
+
+
+def test_integrations_need_no_import_of_their_own():
+    """The README's table writes ``gadam.integrations.lightning`` after ``import gadam``."""
+    written = re.findall(r"gadam\.integrations\.(\w+)\.(\w+)", (ROOT / "README.md").read_text())
+    assert {module for module, _ in written} == {"lightning", "transformers", "accelerate"}
+    assert "torch" not in loaded_by("import gadam; gadam.integrations")
+    for module, name in written:
+        assert module in dir(gadam.integrations)
+        pytest.importorskip(module)
+        # Once a module is imported, it is an attribute, and __getattr__ is not called.
+        assert hasattr(gadam.integrations.__getattr__(module), name)
+    with pytest.raises(AttributeError, match="integrations' has no attribute 'ligthning'"):
+        gadam.integrations.ligthning  # noqa: B018
 
 
 def test_the_core_imports_only_the_core():

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gadam import average as average
+    from gadam import integrations as integrations
     from gadam import optim as optim
     from gadam import schedule
     from gadam.average import (
@@ -48,7 +49,7 @@ __all__ = [
 
 # Import on first use: `gadam --help` does not wait for torch, nor do programs for what they do not
 # use.
-_MODULES = ("average", "optim", "schedule")
+_MODULES = ("average", "integrations", "optim", "schedule")
 _HOMES = {
     "Lookahead": "gadam.optim.lookahead",
     "refresh_batchnorm": "gadam.average.batchnorm",
