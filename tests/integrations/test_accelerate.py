@@ -91,6 +91,31 @@ def test_checkpoints_have_raw_weights_and_restore_the_average(tmp_path, optimize
         assert same(one, other)
 
 
+def test_two_averages_may_be_applied_at_once(tmp_path):
+    accelerator = Accelerator(cpu=True)
+    first, second = nn.Linear(3, 2), nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4))
+    models: Any = accelerator.prepare(first, second)
+    sgd, adam = accelerator.prepare(
+        torch.optim.SGD(first.parameters(), lr=0.1), torch.optim.Adam(second.parameters(), lr=0.1)
+    )
+    averages = [gadam.IterateAverage(optimizer, PLAN) for optimizer in (sgd, adam)]
+    for average in averages:
+        register(accelerator, average)
+    for _ in range(4):
+        accelerator.backward(models[1](models[0](torch.randn(8, 3))).square().mean())
+        for optimizer in (sgd, adam):
+            optimizer.step()
+            optimizer.zero_grad()
+    raw = [{n: v.clone() for n, v in model.state_dict().items()} for model in models]
+    with (
+        averages[0].applied(models[0]),
+        averages[1].applied(models[1], batchnorm=[torch.randn(8, 2)]),
+    ):
+        accelerator.save_state(str(tmp_path))
+    assert same(load_file(tmp_path / "model.safetensors"), raw[0])
+    assert same(load_file(tmp_path / "model_1.safetensors"), raw[1])
+
+
 def test_accumulated_batches_are_one_step(tmp_path):
     setup = Setup(gradient_accumulation_steps=2)
     setup.train(8)

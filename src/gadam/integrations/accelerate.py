@@ -114,7 +114,10 @@ def register(accelerator: Accelerator, average: IterateAverage) -> Registration:
             )
         for model, state_dict in zip(models, weights):
             raw = applied.raw_state_dict(model)
-            state_dict.update({name: raw[name] for name in state_dict})  # the dict to be written
+            for name, tensor in model.state_dict(keep_vars=True).items():
+                # Not the others: another average may have put its raw weights there.
+                if name in state_dict and isinstance(tensor, Tensor) and tensor in applied._raw:
+                    state_dict[name] = raw[name]  # in the dict to be written
 
     def on_load(models: list[nn.Module], folder: str) -> None:
         check("load_state()")
