@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from gadam.average import (
         EMA,
         Averaging,
+        BlockAverages,
         IterateAverage,
         LinearDecay,
         Mean,
@@ -29,6 +30,7 @@ __version__ = "0.1.0"
 __all__ = [
     "EMA",
     "Averaging",
+    "BlockAverages",
     "Gadam",
     "GadamX",
     "IterateAverage",

@@ -27,6 +27,8 @@ import workers
         "zero_redundancy_checkpoint",
         "fsdp_non_finite_samples_of_the_kernel",
         "fsdp_attached_checkpoint",
+        "fsdp_blocks",
+        "ddp_blocks",
     ],
 )
 def test_two_processes(name, tmp_path):

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -425,6 +426,82 @@ def fsdp_attached_checkpoint(rank: int, folder: Path) -> None:
         assert restored.count == average.count == 4, options
         for p, q in zip(model.parameters(), other.parameters()):
             assert torch.equal(average._value(p), restored._value(q)), options
+
+
+def fsdp_blocks(rank: int, folder: Path) -> None:
+    """Each process writes the blocks of its shards, and a resumed run writes the same files."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+    def make(name: str) -> tuple[nn.Module, Any, gadam.BlockAverages]:
+        model, optimizer = sharded(gadam.Averaging(start=4))
+        return (
+            model,
+            optimizer,
+            gadam.BlockAverages(optimizer, folder / name, every=3, max_blocks=2),
+        )
+
+    def files(name: str) -> dict[str, bytes]:
+        own = folder / name / f"shard-{rank:05d}-of-00002"
+        return {path.name: path.read_bytes() for path in own.glob("*.safetensors")}
+
+    model, optimizer, blocks = make("undisturbed")
+    iterates = []
+    for step in range(12):
+        fit(model, optimizer, range(step, step + 1), rank)
+        iterates.append(full(model))
+    boundaries = blocks.boundaries
+    assert (len(boundaries), boundaries[-1]) == (3, 12)
+    for start in boundaries[:-1]:
+        expected = [torch.stack(column).mean(0) for column in zip(*iterates[start:])]
+        with blocks.applied(model, start):
+            torch.testing.assert_close(full(model), expected)
+        gathered = blocks.model_state_dict(model, start, full=True)
+        if rank == 0:
+            torch.testing.assert_close(list(gathered.values()), expected)
+
+    model, optimizer, blocks = make("resumed")
+    fit(model, optimizer, range(7), rank)
+    states = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer)))
+    small = blocks.state_dict()
+    dcp.save(states, checkpoint_id=folder / "checkpoint")
+    fit(model, optimizer, range(7, 11), rank)
+    blocks.flush()
+    model, optimizer, blocks = make("resumed")
+    target: Any = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer)))
+    dcp.load(target, checkpoint_id=folder / "checkpoint")
+    set_state_dict(
+        model,
+        optimizer,
+        model_state_dict=target["model"],
+        optim_state_dict=target["optimizer"],
+    )
+    blocks.load_state_dict(small)
+    fit(model, optimizer, range(7, 12), rank)
+    blocks.flush()
+    assert blocks.boundaries == boundaries
+    assert files("undisturbed").items() <= files("resumed").items()
+
+
+def ddp_blocks(rank: int, folder: Path) -> None:
+    """The first process writes the blocks of replicated parameters."""
+    model = network()
+    ddp = nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    blocks = gadam.BlockAverages(optimizer, folder / "blocks", every=2)
+    iterates = []
+    for step in range(4):
+        fit(ddp, optimizer, range(step, step + 1), rank)
+        iterates.append(full(model))
+    small = blocks.state_dict()
+    assert small["step"] == 4
+    if rank == 0:
+        expected = [torch.stack(column).mean(0) for column in zip(*iterates[2:])]
+        with blocks.applied(model, 2):
+            torch.testing.assert_close(full(model), expected)
+        return
+    with pytest.raises(gadam.average.BlockError, match="first process"):
+        blocks.model_state_dict(model, 2)
 
 
 def fsdp_without_private_constructors(rank: int, folder: Path) -> None:

@@ -1,5 +1,7 @@
 """Iterate averages: plans, triggers, the running average, and BatchNorm statistics for it."""
 
+from gadam.average.block_files import BlockError
+from gadam.average.blocks import BlockAverages
 from gadam.average.export import Provenance, read_provenance
 from gadam.average.health import Health
 from gadam.average.iterate import IterateAverage
@@ -18,6 +20,8 @@ from gadam.average.wrappers import average_of
 __all__ = [
     "EMA",
     "Averaging",
+    "BlockAverages",
+    "BlockError",
     "Health",
     "IterateAverage",
     "LinearDecay",

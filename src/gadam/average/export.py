@@ -27,7 +27,9 @@ __all__ = [
     "gadam_version",
     "import_safetensors",
     "overwrite_error",
+    "place_file",
     "read_provenance",
+    "sync",
     "write_file",
 ]
 
@@ -313,18 +315,31 @@ def write_file(
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         save_file(tensors, str(temporary), metadata)
-        _sync(temporary)
-        try:
-            os.link(temporary, target)  # unlike a rename, this fails if the target exists
-        except FileExistsError as error:
-            raise overwrite_error(path) from error
-        except OSError:  # a file system without hard links
-            _refuse_overwrite(target)
-            temporary.rename(target)
-        _sync(target.parent)
+        place_file(temporary, target)
     finally:
         with suppress(FileNotFoundError):
             temporary.unlink()
+
+
+def place_file(temporary: Path, target: Path) -> None:
+    """Give a complete file its name, never over another file.
+
+    Args:
+        temporary: The file, in the same folder. It may still exist afterwards.
+        target: Its name.
+
+    Raises:
+        FileExistsError: If the target exists.
+    """
+    sync(temporary)
+    try:
+        os.link(temporary, target)  # unlike a rename, this fails if the target exists
+    except FileExistsError as error:
+        raise overwrite_error(target) from error
+    except OSError:  # a file system without hard links
+        _refuse_overwrite(target)
+        temporary.rename(target)
+    sync(target.parent)
 
 
 def overwrite_error(path: str | os.PathLike[str]) -> FileExistsError:
@@ -337,7 +352,12 @@ def _refuse_overwrite(path: Path) -> None:
         raise overwrite_error(path)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on disk.
+
+    Args:
+        path: The file or folder.
+    """
     if path.is_dir() and os.name != "posix":
         return
     descriptor = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
@@ -347,13 +367,19 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def import_safetensors() -> Callable[[dict[str, Tensor], str, dict[str, str]], None]:
-    """Return safetensors' function that writes a file, or raise an error that names the extra."""
+def import_safetensors(
+    user: str = "save_model()",
+) -> Callable[[dict[str, Tensor], str, dict[str, str]], None]:
+    """Return safetensors' function that writes a file, or raise an error that names the extra.
+
+    Args:
+        user: What needs it.
+    """
     try:
         from safetensors.torch import save_file
     except ImportError as error:
         raise ImportError(
-            "save_model() needs safetensors, which is not installed. Run "
+            f"{user} needs safetensors, which is not installed. Run "
             "`pip install 'gadam[safetensors]'`."
         ) from error
     return save_file

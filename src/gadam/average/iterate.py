@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,15 +14,20 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gadam._dtensor import all_reduce_min, is_dtensor, local
-from gadam.average.fold import Fold
 from gadam.average.health import Health, measure
 from gadam.average.loading import Loader
 from gadam.average.plan import Averaging, Trigger
 from gadam.average.progress import Phase, Progress
-from gadam.average.sampling import APPLIED, Sampler, applied_average, attached, free_prefix
+from gadam.average.sampling import (
+    Applied,
+    Sampler,
+    applied_average,
+    attached,
+    free_prefix,
+)
 from gadam.average.state import State
 from gadam.average.store import BesideOptimizer, InOptimizer, Store, params_of
-from gadam.average.swap import copied_state_dict, swapped
+from gadam.average.swap import applied_weights, copied_state_dict, swapped
 from gadam.average.wrappers import unwrapped
 
 if TYPE_CHECKING:
@@ -101,9 +106,9 @@ class IterateAverage:
         """Return an average that is stored in the optimizer's own state, such as ``Gadam.average``.
 
         Args:
-            optimizer: The optimizer. Its ``step`` may fold samples in with :meth:`fold_into`, and
-                its ``state_dict`` and ``load_state_dict`` must call :meth:`publish` and
-                :meth:`take_from`.
+            optimizer: The optimizer. Its ``step`` may fold samples in
+                (:func:`gadam.average.sampling.fold_into`), and its ``state_dict`` and
+                ``load_state_dict`` must call :meth:`publish` and :meth:`take_from`.
             averaging: The plan.
         """
         average = cls.__new__(cls)
@@ -170,8 +175,8 @@ class IterateAverage:
         return self._state.value(p)
 
     @property
-    def _applied(self) -> IterateAverage | None:
-        """The average that is applied: this one, or another one of the same optimizer."""
+    def _applied(self) -> Applied | None:
+        """What is applied: this average, or another one of the same optimizer."""
         return applied_average(self.optimizers)
 
     # -------------------------------------------------------------------------------------- control
@@ -391,30 +396,11 @@ class IterateAverage:
             reduce=reduce,
         )
 
-    @contextmanager
     def _swapped(
         self, model: nn.Module | None, batchnorm: BatchNorm
-    ) -> Iterator[Callable[[], None]]:
-        if self._applied is not None:
-            raise RuntimeError("Averaged weights are already applied. applied() does not nest.")
-        if isinstance(batchnorm, bool) and batchnorm:
-            raise ValueError("batchnorm must be batches, a callable, False or None, got True.")
-        refreshes = batchnorm is not None and batchnorm is not False
-        if refreshes and model is None:
-            raise ValueError("batchnorm= needs the model to refresh: pass model=.")
+    ) -> AbstractContextManager[Callable[[], None]]:
         params = self._averaged() if self.count else []
-        for optimizer in self.optimizers:
-            optimizer.__dict__[APPLIED] = self
-        try:
-            with swapped(model, params, self._value, self._raw) as keep:
-                if batchnorm is not None and batchnorm is not False and model is not None:
-                    from gadam.average.batchnorm import refresh_batchnorm  # optional
-
-                    refresh_batchnorm(model, batchnorm)
-                yield keep
-        finally:
-            for optimizer in self.optimizers:
-                del optimizer.__dict__[APPLIED]
+        return applied_weights(self, self.optimizers, model, params, self._value, batchnorm)
 
     # -------------------------------------------------------------------------------------- exports
 
@@ -571,25 +557,6 @@ class IterateAverage:
         self._loader.install(state["progress"], state["slots"], True, self._state.params())
 
     # ------------------------------------------------------- for optimizers with a built-in average
-
-    def fold_into(
-        self, params: list[Tensor], states: Sequence[Mapping[str, Tensor]] | None = None
-    ) -> Fold | None:
-        """Return where the current step may fold these parameters in, after it has updated them.
-
-        Args:
-            params: The parameters of a group that the step updates.
-            states: Their entries in ``optimizer.state``, if the caller has them.
-
-        Returns:
-            The averages and the weight, for the kernel to note what it has folded in. None if no
-            sample is due, or if other hooks may still change the weights.
-        """
-        return self._sampler.fold_into(params, states)
-
-    def cancel_folds(self) -> None:
-        """Take out what a step has folded in before it failed."""
-        self._sampler.cancel_folds()
 
     def publish(self, create: bool = False) -> None:
         """Write the progress to the optimizer's state, for an optimizer with a built-in average.

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from gadam import _torch
 
-__all__ = ["OverlappedFold"]
+__all__ = ["OverlappedFold", "record_events"]
 
 
 class OverlappedFold:
@@ -118,6 +118,20 @@ def _fold(
             average.copy_(sample)
         elif weight:
             average.lerp_(sample.to(average.dtype), weight)
+
+
+def record_events(tensors: list[Tensor]) -> list[Any]:
+    """Return events that occur when the work on these tensors so far is done.
+
+    Args:
+        tensors: Tensors on any devices.
+    """
+    events = []
+    for device in {tensor.device for tensor in tensors if tensor.device.type != "cpu"}:
+        module = _device_module(device)
+        events.append(module.Event())
+        events[-1].record(module.current_stream(device))
+    return events
 
 
 def _device_module(device: torch.device) -> Any:

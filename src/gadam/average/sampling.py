@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from operator import is_
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
@@ -30,10 +30,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "APPLIED",
+    "Applied",
     "Attached",
     "Sampler",
     "applied_average",
     "attached",
+    "cancel_folds",
+    "fold_into",
     "free_prefix",
     "is_dry_run",
 ]
@@ -52,12 +55,14 @@ class Sampler:
         state: The average's buffers and progress.
         folds: What kernels have folded in during the current step.
         after_global_hooks: Whether the sample of this step is taken in a global hook.
+        on_step: Called after a step that counts, and its sample.
     """
 
     def __init__(self, state: State, loader: Loader) -> None:
         self.state, self._loader = state, loader
         self.folds: list[Fold] = []
         self.after_global_hooks = False
+        self.on_step: Callable[[], None] = _do_nothing
         self._stepped: set[int] = set()  # ids of the optimizers that have stepped
         self._trained = False  # whether one of them had a gradient
         self._rejected: Tensor | None = None  # GradScaler's verdict on their steps
@@ -65,26 +70,26 @@ class Sampler:
         self._edited = False  # whether other hooks may edit the weights after this step
         self._handles: list[RemovableHandle] = []
 
-    def attach(self, average: IterateAverage) -> None:
+    def attach(self, average: IterateAverage | None = None) -> None:
         """Register hooks with the optimizers.
 
         Args:
-            average: The average of this sampler.
+            average: The average of this sampler, for :func:`gadam.average_of` to find.
         """
         for optimizer in self.state.optimizers:
             registry = attached(optimizer)
-            registry.averages.append(average)
+            registry.averages += [average] if average is not None else []
             registry.samplers.append(self)
             self._handles += [
                 optimizer.register_step_pre_hook(self._before_step),
                 optimizer.register_step_post_hook(self._after_step),
             ]
 
-    def detach(self, average: IterateAverage) -> None:
+    def detach(self, average: IterateAverage | None = None) -> None:
         """Remove the hooks.
 
         Args:
-            average: The average of this sampler.
+            average: The average of this sampler, as in :meth:`attach`.
         """
         for handle in self._handles:
             handle.remove()
@@ -92,6 +97,7 @@ class Sampler:
             registry = attached(optimizer)
             if average in registry.averages:
                 registry.averages.remove(average)
+            if self in registry.samplers:
                 registry.samplers.remove(self)
 
     # ------------------------------------------------------------------------------------- stepping
@@ -112,7 +118,7 @@ class Sampler:
             self._loader.publish(create=True)
         self.folds = []
         self._foldable = (
-            self.state.built_in
+            len(self.state.optimizers) == 1
             and self.state.overlap is None
             and not self._edited
             and len(self.state.slots) == 1
@@ -193,6 +199,7 @@ class Sampler:
             return
         if found_inf is not None and not _torch.is_on_host(found_inf):
             self._count_on_device(found_inf)
+            self.on_step()
             return
         phase, steps, begun = clock.get()
         step, first_step, every = (
@@ -211,6 +218,7 @@ class Sampler:
         clock.set((phase, step, begun))
         if due:
             self._take_sample()
+        self.on_step()
 
     def _count_on_device(self, found_inf: Tensor) -> None:
         """Count a step that GradScaler may have rejected, without waiting for its verdict."""
@@ -274,7 +282,7 @@ class Sampler:
 
     def _kernels_verdict(self, params: list[Tensor]) -> bool | None:
         """Return whether the parameters are finite, if the optimizer's kernel has seen them all."""
-        if not self.state.built_in or self._edited:
+        if len(self.state.optimizers) > 1 or self._edited:
             return None
         finite: bool | None = getattr(self.state.optimizers[0], "_finite", None)
         return None if any(p.grad is None for p in params) else finite
@@ -420,8 +428,11 @@ class Sampler:
         if not self._foldable:
             return None
         name = self.state.slots[0]
+        table = self.state.store.table
         found = (
-            states if states is not None else [self.state.store.table.get(p, {}) for p in params]
+            states
+            if states is not None and self.state.built_in
+            else [table.get(p, {}) for p in params]
         )
         try:
             averages = [state[name] for state in found]
@@ -491,27 +502,80 @@ def attached(optimizer: Optimizer) -> Attached:
     return found
 
 
-def free_prefix(optimizers: Sequence[Optimizer]) -> str:
+def free_prefix(optimizers: Sequence[Optimizer], name: str = "average") -> str:
     """Return a name that no average of these optimizers has: ``average``, or ``average2`` etc.
 
     Args:
         optimizers: The optimizers of the new average.
+        name: The name without a number.
     """
     taken = {s.state.store.prefix for one in optimizers for s in attached(one).samplers}
     number = 1
-    while (prefix := f"average{number}" if number > 1 else "average") in taken:
+    while (prefix := f"{name}{number}" if number > 1 else name) in taken:
         number += 1
     return prefix
 
 
-def applied_average(optimizers: Sequence[Optimizer]) -> IterateAverage | None:
+def fold_into(
+    optimizer: Optimizer,
+    params: list[Tensor],
+    states: Sequence[Mapping[str, Tensor]] | None = None,
+) -> Fold | None:
+    """Return where the current step may fold these parameters in, after it has updated them.
+
+    A kernel folds one average in per pass: the first one that can be. The others are sampled after
+    the step.
+
+    Args:
+        optimizer: The optimizer that steps.
+        params: The parameters of a group that the step updates.
+        states: Their entries in ``optimizer.state``, if the caller has them.
+
+    Returns:
+        The averages and the weight, for the kernel to note what it has folded in. None if no sample
+        is due, or if other hooks may still change the weights.
+    """
+    registry: Attached | None = optimizer.__dict__.get(AVERAGES)
+    for sampler in registry.samplers if registry is not None else ():
+        fold = sampler.fold_into(params, states)
+        if fold is not None:
+            return fold
+    return None
+
+
+def cancel_folds(optimizer: Optimizer) -> None:
+    """Take out what the current step has folded in, because the step has failed.
+
+    Args:
+        optimizer: The optimizer that stepped.
+    """
+    registry: Attached | None = optimizer.__dict__.get(AVERAGES)
+    for sampler in registry.samplers if registry is not None else ():
+        sampler.cancel_folds()
+
+
+class Applied(Protocol):
+    """Averages whose weights can be in the model, in place of the raw ones."""
+
+    _raw: dict[Tensor, Tensor]
+
+    def raw_state_dict(self, model: nn.Module) -> dict[str, Any]:
+        """Return a copy of the model's state dict with the raw weights.
+
+        Args:
+            model: The model that holds the parameters.
+        """
+        ...
+
+
+def applied_average(optimizers: Sequence[Optimizer]) -> Applied | None:
     """Return the average that is applied to the weights of these optimizers, if any.
 
     Args:
         optimizers: The optimizers.
     """
     for optimizer in optimizers:
-        average: IterateAverage | None = optimizer.__dict__.get(APPLIED)
+        average: Applied | None = optimizer.__dict__.get(APPLIED)
         if average is not None:
             return average
     return None
@@ -524,6 +588,10 @@ def _finish_steps(optimizer: Optimizer, *_: object) -> None:
     for sampler in registry.samplers if registry is not None else ():
         if sampler.after_global_hooks:
             sampler.finish_step(optimizer)
+
+
+def _do_nothing() -> None:
+    pass
 
 
 def _may_edit(hook: Callable[..., object]) -> bool:

@@ -214,7 +214,7 @@ class Store(ABC):
         return self._exported[0]
 
 
-_ANY_AVERAGE = re.compile(r"average\d*(_\d+|_progress)?")
+_ANY_AVERAGE = re.compile(r"(average|block_mean)\d*(_\d+|_progress)?")
 
 
 class InOptimizer(Store):

@@ -2,17 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from gadam import _torch
 from gadam._dtensor import local
+from gadam.average.sampling import APPLIED, Applied, applied_average
 
-__all__ = ["copied_state_dict", "swapped"]
+if TYPE_CHECKING:
+    from gadam.average.batchnorm import BatchNorm
+
+__all__ = ["applied_weights", "copied_state_dict", "swapped"]
+
+
+@contextmanager
+def applied_weights(
+    owner: Applied,
+    optimizers: Sequence[Optimizer],
+    model: nn.Module | None,
+    params: list[Tensor],
+    value: Callable[[Tensor], Tensor],
+    batchnorm: BatchNorm,
+) -> Iterator[Callable[[], None]]:
+    """Swap averaged weights in for the block, and mark the optimizers, which must not step in it.
+
+    Args:
+        owner: The averages that the weights come from. Its ``_raw`` holds the raw ones meanwhile.
+        optimizers: The optimizers of the parameters.
+        model: The model, as in :func:`swapped`.
+        params: The parameters.
+        value: A function that returns the shard of a parameter to swap in, in any dtype.
+        batchnorm: Data for the BatchNorm statistics, as in :meth:`gadam.IterateAverage.applied`.
+
+    Yields:
+        A function that makes the swap permanent.
+    """
+    if applied_average(optimizers) is not None:
+        raise RuntimeError("Averaged weights are already applied. applied() does not nest.")
+    if isinstance(batchnorm, bool) and batchnorm:
+        raise ValueError("batchnorm must be batches, a callable, False or None, got True.")
+    refreshes = batchnorm is not None and batchnorm is not False
+    if refreshes and model is None:
+        raise ValueError("batchnorm= needs the model to refresh: pass model=.")
+    for optimizer in optimizers:
+        optimizer.__dict__[APPLIED] = owner
+    try:
+        with swapped(model, params, value, owner._raw) as keep:
+            if batchnorm is not None and batchnorm is not False and model is not None:
+                from gadam.average.batchnorm import refresh_batchnorm  # optional
+
+                refresh_batchnorm(model, batchnorm)
+            yield keep
+    finally:
+        for optimizer in optimizers:
+            del optimizer.__dict__[APPLIED]
 
 
 @contextmanager

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
-import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
-from gadam.average.fold import Fold
 from gadam.average.iterate import IterateAverage
 from gadam.average.plan import Averaging
 from gadam.optim.padam import Padam
@@ -22,13 +19,6 @@ __all__ = ["Gadam", "GadamX"]
 class _Averaged(Padam):
     """Padam that stores the average of its iterates in its own state."""
 
-    _has_own_step: ClassVar[bool] = True
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        # A subclass with another step() could still change the weights after the kernel's pass.
-        cls._has_own_step = inspect.unwrap(cls.step) is inspect.unwrap(Padam.step)
-
     def __init__(
         self, params: ParamsT, *args: Any, average: Averaging | None, **kwargs: Any
     ) -> None:
@@ -39,16 +29,6 @@ class _Averaged(Padam):
     def average(self) -> IterateAverage:
         """The running average of the iterates."""
         return self._average
-
-    def _fold_into(
-        self, params: list[Tensor], states: list[dict[str, Tensor]] | None = None
-    ) -> Fold | None:
-        if torch.compiler.is_compiling() or not self._has_own_step:
-            return None
-        return self._average.fold_into(params, states)
-
-    def _cancel_folds(self) -> None:
-        self._average.cancel_folds()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the optimizer's state, its average included."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from torch.optim.optimizer import Optimizer, ParamsT
 
 from gadam import _torch
 from gadam.average.fold import Fold
+from gadam.average.sampling import cancel_folds, fold_into
 from gadam.optim.cpu import CachedLaunch, can_count_steps, same_layout
 from gadam.optim.update import FORMS, Form, check_tensor_arguments, padam, to_scalar
 
@@ -166,6 +168,12 @@ class Padam(Optimizer):
     """
 
     _finite: bool | None = None  # the kernel's verdict on the last step
+    _has_own_step: ClassVar[bool] = True
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        # A subclass with another step() could still change the weights after the kernel's pass.
+        cls._has_own_step = inspect.unwrap(cls.step) is inspect.unwrap(Padam.step)
 
     def __init__(
         self,
@@ -372,7 +380,7 @@ class Padam(Optimizer):
         try:
             self._step_groups()
         except BaseException:
-            self._cancel_folds()
+            cancel_folds(self)
             raise
         return loss
 
@@ -504,10 +512,9 @@ class Padam(Optimizer):
         self, params: list[Tensor], states: list[dict[str, Tensor]] | None = None
     ) -> Fold | None:
         """Return where to fold these parameters in after their update, if a sample is due."""
-        return None
-
-    def _cancel_folds(self) -> None:
-        """Take out what the current step has folded in, because the step has failed."""
+        if torch.compiler.is_compiling() or not self._has_own_step:
+            return None
+        return fold_into(self, params, states)
 
 
 def _step_dtype(fused: bool | None) -> torch.dtype:
