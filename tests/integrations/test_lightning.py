@@ -12,6 +12,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, WeightAveraging
 from torch.utils.data import DataLoader, IterableDataset
+from torchmetrics import SumMetric
 
 import gadam
 from gadam._errors import UserError
@@ -210,14 +211,19 @@ class Stateful:
         self.skip = state["given"]
 
 
-@pytest.mark.parametrize("step", [3, 6, 9, 12, 16])
-def test_resume_is_bitwise_from_any_step(tmp_path, step):
+@pytest.mark.parametrize(
+    ("step", "batchnorm"), [(3, False), (6, False), (9, False), (12, False), (16, False), (9, True)]
+)
+def test_resume_is_bitwise_from_any_step(tmp_path, step, batchnorm):
     plan = gadam.Averaging(start=4, every=2, weighting=gadam.EMA(0.8))
     keep = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=1, save_top_k=-1)
     options: dict[str, Any] = {"use_distributed_sampler": False}
-    whole, _, recorder = fit(AveragedWeights(plan), keep, data=Stateful(), **options)
+    module, other = Module(batchnorm), Module(batchnorm)
+    callback = AveragedWeights(plan, batchnorm)
+    whole, _, recorder = fit(callback, keep, module=module, data=Stateful(), **options)
     resumed, _, rest = fit(
-        callback := AveragedWeights(plan),
+        callback := AveragedWeights(plan, batchnorm),
+        module=other,
         data=Stateful(),
         ckpt_path=tmp_path / f"step={step}.ckpt",
         weights_only=True,
@@ -225,7 +231,7 @@ def test_resume_is_bitwise_from_any_step(tmp_path, step):
     )
     assert same(rest.iterates[-1], recorder.iterates[-1])
     assert same(whole.validated[-1], resumed.validated[-1])
-    assert same(weights(whole), weights(resumed))
+    assert same(whole.state_dict().values(), resumed.state_dict().values())
     assert callback.average.count == 8
 
 
@@ -318,11 +324,36 @@ def test_batchnorm_statistics_are_those_of_the_average(tmp_path, kind):
     assert saved["current_model_state"]["net.1.num_batches_tracked"] == saved["global_step"]
 
 
-def test_a_refresh_leaves_no_trace_in_metrics_and_limits():
+class Metered(NoForward):
+    """A module that counts its training batches in a metric, a list, and a number."""
+
+    def __init__(self, batchnorm: bool = True) -> None:
+        super().__init__(batchnorm)
+        self.metric, self.number, self.epochs = SumMetric(), 0, []  # type: ignore[var-annotated]
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self.metric.update(1.0)
+        self.number += 1
+        return super().training_step(batch, batch_idx)
+
+    def on_train_epoch_end(self) -> None:
+        self.epochs.append((int(self.metric.compute()), self.number, len(self.batches)))
+        self.metric.reset()
+
+
+def test_a_refresh_through_the_training_step_leaves_no_trace_in_metrics():
+    module = Metered()
+    callback = AveragedWeights(gadam.Averaging(start=1), batchnorm=True)
+    fit(callback, module=module, data=named(), epochs=2, val_check_interval=2)
+    assert module.epochs == [(STEPS, STEPS, STEPS), (STEPS, 2 * STEPS, 2 * STEPS)]
+    assert_statistics_fit(module, dataset().tensors[0])
+
+
+def test_a_refresh_keeps_within_the_limits():
     module = NoForward(batchnorm=True)
     callback = AveragedWeights(gadam.Averaging(start=1), batchnorm=True)
     _, run, _ = fit(callback, module=module, data=named(), limit_train_batches=2, epochs=1)
-    assert len(module.batches) == 4  # two batches of training, two of the refresh
+    assert len(module.batches) == 2
     assert_statistics_fit(module, dataset().tensors[0][: 2 * BATCH])
     assert run.training is False
     assert "log" not in module.__dict__
@@ -406,6 +437,10 @@ def test_manual_optimization_with_two_optimizers(tmp_path):
     trainer(callback, Record(), keep).fit(module, loader(), loader())
     assert callback.average.count == 3 * STEPS - 2
     close(weights(module), [torch.stack(ts).mean(0) for ts in zip(*iterates[2:])])
+    # max_steps counts the steps of both optimizers, which take 10 each here.
+    default = AveragedWeights()
+    trainer(default, epochs=-1, max_steps=20).fit(Adversarial(), loader(), loader())
+    assert default.average.averaging == gadam.Averaging.for_budget(10)
     resumed = Adversarial()
     path = tmp_path / "epoch=0.ckpt"
     again = AveragedWeights(gadam.Averaging(start=3))

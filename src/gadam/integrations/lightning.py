@@ -96,8 +96,9 @@ class AveragedWeights(pl.Callback):
             whenever they are validated, saved, or kept: True for the training data, a loader, or a
             callable that runs forward passes and receives the module if it takes an argument.
             Batches go through ``forward`` as in :func:`gadam.refresh_batchnorm`, or through
-            ``training_step`` if the module has no ``forward``. False keeps the statistics of the
-            raw weights, which do not fit the averaged ones.
+            ``training_step`` if the module has no ``forward``: what it logs or notes in attributes
+            is dropped then. False keeps the statistics of the raw weights, which do not fit the
+            averaged ones.
         validate: Whether validation inside ``fit`` sees the average.
         finish: Whether the model holds the average after ``fit``.
         observe: The name of a logged validation metric for the plan's trigger, such as
@@ -431,6 +432,7 @@ class AveragedWeights(pl.Callback):
                 if _has_forward(module):
                     refresh_batchnorm(model, (batch for _, batch in batches))
                 else:
+                    stack.enter_context(_kept_attributes(module))
                     refresh_batchnorm(model, batches, forward=_training_step)
             finally:
                 trainer.state.stage = stage
@@ -517,6 +519,9 @@ _BATCHNORM = _torch.BATCHNORM_TYPES
 def _number_of_steps(trainer: pl.Trainer) -> int:
     """Return the number of optimizer steps of the whole training, or 0 if it is not known."""
     steps = trainer.estimated_stepping_batches
+    if not trainer.lightning_module.automatic_optimization and trainer.max_steps > 0:
+        # Lightning counts the steps of every optimizer, and the average those of all together.
+        steps = min(steps, math.ceil(trainer.max_steps / max(len(trainer.optimizers), 1)))
     return max(int(steps), 0) if math.isfinite(steps) else 0
 
 
@@ -537,6 +542,28 @@ def _silenced(module: nn.Module) -> Iterator[None]:
             del module.__dict__[name]
 
 
+@contextmanager
+def _kept_attributes(module: nn.Module) -> Iterator[None]:
+    """Undo what a training step notes in plain attributes: counters, outputs, states of metrics."""
+    saved = [(vars(part), dict(vars(part))) for part in module.modules()]
+    own = vars(nn.Module()).keys()
+    values = [value for _, old in saved for name, value in old.items() if name not in own]
+    tensors = [(value, value.detach().clone()) for value in values if isinstance(value, Tensor)]
+    lists = [(value, list(value)) for value in values if isinstance(value, list)]
+    try:
+        yield
+    finally:
+        for attributes, old in saved:
+            attributes.clear()
+            attributes.update(old)
+        for current, elements in lists:
+            current[:] = elements
+        with torch.inference_mode():  # also writes to tensors of validation
+            for tensor, copied in tensors:
+                if not torch.equal(tensor, copied):
+                    tensor.copy_(copied)
+
+
 def _loaders_of(loader: object) -> list[Any]:
     return list(loader.flattened) if isinstance(loader, CombinedLoader) else [loader]
 
@@ -548,8 +575,9 @@ def _fresh(loader: Any) -> Iterable[Any]:
         combined.flattened = [_fresh(one) for one in loader.flattened]
         return (batch for batch, _, _ in combined)
     batches: Iterable[Any] = loader
-    if isinstance(loader, DataLoader) and loader.persistent_workers:
-        batches = copy.copy(loader)  # persistent workers serve one iterator at a time
+    if isinstance(loader, DataLoader) or hasattr(loader, "state_dict"):
+        batches = copy.copy(loader)  # a loader may note its position for checkpoints
+    if isinstance(loader, DataLoader):  # persistent workers serve one iterator at a time
         vars(batches)["persistent_workers"] = False
     return batches
 
