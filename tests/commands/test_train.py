@@ -168,6 +168,8 @@ def test_costs_of_own_problems_are_unknown(project: Path) -> None:
         ("train compare-gadam --set model=nets:Net", "There is no module 'nets'"),
         ("train compare-gadam --set model=vgg", "or name your own: package.module:factory."),
         ("train compare-gadam --set data.name=gone/x", "There is no file or folder gone/x."),
+        ("compare --set data.name=rans", "Unknown data set 'rans'. Did you mean runs?"),
+        ("compare --set data.name=xyz", "imagenet, or the path of your own images."),
         ("train lm-mini --set model=nets:Net", "nets:Net is a network for images."),
         ("compare-gadam", "Did you mean `gadam train compare-gadam`?"),
         ("tab-cifar", "Did you mean `gadam reproduce tab-cifar`?"),
@@ -209,6 +211,18 @@ def test_all_problems_of_a_command_are_reported_at_once(
     for word in ("'lrr'", "epochs", "vgg-minni", "cifar1000", "1.5", "--seeds"):
         assert sum(word in line for line in lines) == 1, word
     assert not list(tmp_path.iterdir())
+
+
+def test_problems_of_own_data_and_of_an_own_network_are_reported_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ("--set", "data.name=gone/x", "--set", "model=gone_net:Net", "--trials", "3")
+    assert run("compare", *words) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "gadam compare: Fix 2 settings:"
+    assert "There is no file or folder gone/x." in lines[1]
+    assert "There is no module 'gone_net'" in lines[2]
 
 
 # ---------------------------------------------------------------------------------------- devices

@@ -77,9 +77,12 @@ def check_name(name: str) -> None:
         name: As for :func:`build`.
 
     Raises:
+        RecipeError: There is no such network of the user's own.
         ValueError: The network is unknown.
     """
-    if not own_network.is_own(name):
+    if own_network.is_own(name):
+        own_network.check_name(name)
+    else:
         _canonical(name)
 
 

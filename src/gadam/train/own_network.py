@@ -85,6 +85,19 @@ def build(name: str, num_classes: int, input_shape: _Shape) -> nn.Module:
     return network.train()
 
 
+def check_name(name: str) -> None:
+    """Raise an error if a factory cannot be found. It is not called.
+
+    Args:
+        name: As for :func:`build`.
+
+    Raises:
+        RecipeError: There is no such module or factory.
+    """
+    with _importable(module_of(name)) as module_name:
+        _find(name, module_name)
+
+
 # ------------------------------------------------------------------------------------- importing
 
 

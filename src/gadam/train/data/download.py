@@ -117,7 +117,7 @@ def fetch(
         root, how_to_get = sources.data_root(data_dir), text.how_to_get
     else:
         try:
-            name = sources.canonical(name)
+            name = sources.canonical(name, published=True)
         except DataError as error:
             raise DataError(f"{error} Texts: {', '.join(text.names())}.") from None
         root, how_to_get = sources.folder_of(name, data_dir), sources.how_to_get

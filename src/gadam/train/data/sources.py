@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from gadam._names import find, is_written_as_path
+from gadam._names import did_you_mean, find, is_written_as_path
 from gadam.train.data import own
 from gadam.train.data.dataset import Dataset, Images, ImageSplit
 from gadam.train.data.errors import DataError
@@ -92,11 +92,12 @@ def own_path(name: str, data_dir: str | Path | None = None) -> Path | None:
     return None if is_known else locate(name, data_root(data_dir))
 
 
-def canonical(name: str) -> str:
+def canonical(name: str, *, published: bool = False) -> str:
     """Return the name as :func:`names` spells it.
 
     Args:
         name: A name as the user typed it.
+        published: True if images of the user's own make no sense, and errors do not suggest them.
 
     Raises:
         DataError: The name is unknown.
@@ -109,7 +110,12 @@ def canonical(name: str) -> str:
             f"There is no file or folder {Path(name).expanduser()}. Pass a folder with a subfolder "
             "of images per class, or an .npz file."
         )
-    hint = f"Did you mean {near}?" if near else f"Use one of {', '.join(names())}."
+    choices = f"Use one of {', '.join(names())}"
+    if not published:
+        folders = (path.name for path in Path.cwd().glob("*") if path.is_dir())
+        near = near or did_you_mean(name, folders)
+        choices += ", or the path of your own images"
+    hint = f"Did you mean {near}?" if near else f"{choices}."
     raise DataError(f"Unknown data set {name!r}. {hint}")
 
 
