@@ -231,8 +231,8 @@ def test_a_budget_that_is_too_short_is_refused(folder, tmp_path, capsys):
         (["--set", "data.name=mnist"], "--set data.name=mnist applies to none of the rows."),
         (["--trials", "0"], "--trials must be at least 1, got 0."),
         (["--budget", "soon"], "--budget takes a time such as 2h"),
-        (["--methods", "gadm"], "there is no method 'gadm'. Did you mean Gadam?"),
-        (["--methods", "gadam"], "--methods needs at least two methods to compare, got gadam."),
+        (["--methods", "Gadm"], "there is no method 'Gadm'. Did you mean Gadam?"),
+        (["--methods", "Gadam"], "--methods needs at least two methods to compare, got Gadam."),
     ],
 )
 def test_mistakes_are_explained_before_any_work(arguments, message, folder, tmp_path, capsys):

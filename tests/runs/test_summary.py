@@ -226,6 +226,27 @@ def test_small_values_keep_three_digits():
     assert cells[3] == "+0.0010 (+0.0010 to +0.0010) over AdamW"
 
 
+@given(st.lists(st.floats(-1e3, 1e3), min_size=3, max_size=3), st.integers(0, 6))
+def test_signs_and_zeros_of_gains_are_those_of_the_numbers(numbers, digits):
+    shown = summary.signed(numbers, digits)
+    assert len({len(text.partition(".")[2]) for text in shown}) == 1
+    for number, text in zip(numbers, shown):
+        if number == 0 or abs(number) >= 0.5 * 10 ** -(digits + 2):
+            assert (float(text) > 0, float(text) < 0) == (number > 0, number < 0)
+        assert abs(float(text) - number) <= 0.51 * 10**-digits
+
+
+def test_an_interval_next_to_zero_shows_its_side_of_zero():
+    for gains, expected in (
+        ((0.0, 0.013, 0.026), "+0.01 (-0.02 to +0.05)"),
+        ((0.01, 0.02, 0.0267), "+0.019 (-0.002 to +0.040)"),
+    ):
+        results = {("AdamW", seed): result(1.25) for seed in range(3)}
+        results |= {("Gadam", seed): result(0.0, 1.25 + gain) for seed, gain in enumerate(gains)}
+        _, row = summarize(BOTH, results)
+        assert summary.cells(row)[3] == f"{expected} over AdamW"
+
+
 def test_markdown_escapes_bars_and_has_equal_columns():
     odd = BOTH.renamed({"Gadam": "Gadam | 2"})
     table = summarize(odd, {("AdamW", 0): result(80.0), ("Gadam | 2", 0): result(70.0, 81.0)})

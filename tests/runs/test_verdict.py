@@ -179,6 +179,13 @@ def test_tasks_are_judged_separately():
             "SGD (95 % interval -1.0 to -1.0).",
         ),
         (
+            [80.0, 81.0],
+            [80.5, 82.5],
+            "SWA is best: 81.5 % accuracy, but there is no significant difference: +1.0 points "
+            "over SGD (95 % interval -5.4 to +7.4). Two seeds give a very wide interval: add "
+            "seeds.",
+        ),
+        (
             [80.0],
             [82.0],
             "SWA is best: 82.0 % accuracy, +2.0 points over SGD. One seed gives no interval: the "

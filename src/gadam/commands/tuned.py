@@ -102,15 +102,16 @@ def chosen_methods(names: Sequence[str]) -> tuple[str, ...]:
         RecipeError: A name is unknown, or there is only one.
     """
     known = {method.lower(): method for method in METHODS}
-    words = [word for name in names for word in name.lower().split(",") if word]
+    words = [word for name in names for word in name.split(",") if word]
     for word in words:
-        if word not in known:
-            near = did_you_mean(word, known)
+        if word.lower() not in known:
+            near = did_you_mean(word.lower(), known)
             hint = f"Did you mean {known[near]}?" if near else f"Use {', '.join(METHODS)}."
             raise RecipeError(f"--methods: there is no method {word!r}. {hint}")
-    if len(set(words)) == 1:
+    chosen = {known[word.lower()] for word in words}
+    if len(chosen) == 1:
         raise RecipeError(f"--methods needs at least two methods to compare, got {words[0]}.")
-    return tuple(method for method in METHODS if method.lower() in words)
+    return tuple(method for method in METHODS if method in chosen)
 
 
 @dataclass(frozen=True)
@@ -289,9 +290,9 @@ def _announce(plan: Plan, problem: _Problem, options: SweepOptions, needed: floa
         content = {**asdict(plan), "methods": list(problem.recipes), "runs": runs}
         print(to_json({"event": "plan", **content, "seconds": needed}), flush=True)
     elif not options.quiet:
-        short = [f"{r.trials} of {count(r.epochs, 'epoch')}" for r in plan.rungs[:-1]]
+        short = [f"{r.trials} with {count(r.epochs, 'epoch')}" for r in plan.rungs[:-1]]
         full = plan.rungs[-1].trials + plan.trials - plan.sampled
-        parts = ", ".join([*short, f"{full} of {count(plan.epochs, 'epoch')}"])
+        parts = ", ".join([*short, f"{full} with {count(plan.epochs, 'epoch')}"])
         about = "" if needed is None else f", about {duration_text(needed)}"
         print(
             f"Plan: {methods} methods × {count(plan.trials, 'trial')} ({parts}), then "
@@ -460,20 +461,21 @@ def _experiment(
     options: SweepOptions,
 ) -> Experiment:
     """Return the experiment, with the settings of the searches that are over."""
-    recipes, edges = dict(problem.recipes), []
+    recipes, edges = dict(problem.recipes), dict[str, list[str]]()
     for method, recipe in problem.recipes.items():
         if len({trial.number for trial in comparison.scores[method]}) == plan.trials:
             tuned = comparison.tuned(method)
             recipes[method] = _with_setting(recipe, *tuned.setting)
             if tuned.edges:
-                edges.append(f"{method} ({', '.join(tuned.unclear)})")
+                edges.setdefault(", ".join(tuned.unclear), []).append(method)
     note = f"Each method has the best of {plan.trials} trials on validation data."
     if plan.trials == 1:
-        note, edges = "Each method has its usual setting: one trial tunes nothing.", []
+        note, edges = "Each method has its usual setting: one trial tunes nothing.", {}
     if plan.epochs < problem.asked:
         note += f" Runs have {plan.epochs} of {problem.asked} epochs, to fit into the budget."
     if edges:
-        note += f" The search ended at an edge, so more trials may help: {', '.join(edges)}."
+        ends = "; ".join(f"{', '.join(methods)} ({where})" for where, methods in edges.items())
+        note += f" The search ended at an edge, so more trials may help: {ends}."
     words = ["gadam", "compare", *([request.task] if request.task else [])]
     words += ["--budget", request.budget] if request.budget else []
     words += ["--trials", str(plan.trials)] if request.trials or not request.budget else []

@@ -19,7 +19,7 @@ from gadam.report.style import (
     Style,
     vega_dashes,
 )
-from gadam.runs.summary import decimals
+from gadam.runs.summary import decimals, signed
 
 __all__ = ["COMMON", "Spec", "costs_spec", "curves_spec", "gains_spec", "rates_spec"]
 
@@ -103,7 +103,7 @@ def gains_spec(
         "title": title,
         "scale": {"domain": list(domain), "nice": True},
         "axis": {
-            "format": "+~g",
+            "format": "+~r",
             "tickCount": 7,
             "labelExpr": "datum.value == 0 ? '0' : datum.label",
         },
@@ -190,7 +190,7 @@ def gains_spec(
 def _numbers(gain: Gain) -> str:
     largest = max(abs(gain.low), abs(gain.high))
     digits = 2 if largest >= 0.1 else decimals(largest)
-    mean, low, high = (f"{value:+.{digits}f}" for value in (gain.mean, gain.low, gain.high))
+    mean, low, high = signed((gain.mean, gain.low, gain.high), digits)
     return (mean if gain.seeds < 2 else f"{mean} ({low} to {high})").replace("-", "−")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import PurePath
 from statistics import fmean, stdev
@@ -102,6 +102,25 @@ def decimals(value: float) -> int:
     if not 0 < abs(value) < 1:
         return 2
     return min(2 - math.floor(math.log10(abs(value))), 8)
+
+
+def signed(numbers: Sequence[float], digits: int) -> list[str]:
+    """Return numbers as text with a sign and the same decimals.
+
+    Up to two more decimals are added where a number that is not zero would read as zero: whether an
+    interval starts at -0.004 or at 0.004 matters.
+
+    >>> signed((0.013, -0.004, 0.03), 2), signed((2.85, 1.8, 3.9), 1)
+    (['+0.013', '-0.004', '+0.030'], ['+2.9', '+1.8', '+3.9'])
+
+    Args:
+        numbers: The numbers.
+        digits: How many decimals they have at least.
+    """
+    least = min((abs(number) for number in numbers if abs(number) > 1e-12), default=1.0)
+    for _ in range(2):
+        digits += least < 0.5 * 10**-digits
+    return [f"{number if abs(number) > 1e-12 else 0.0:+.{digits}f}" for number in numbers]
 
 
 @dataclass(frozen=True)
@@ -228,9 +247,9 @@ def gain_text(row: Row) -> str:
         return ""
     used = row.average or row.iterate
     digits = decimals(used.mean if used else row.difference.mean)
-    bounds = row.difference.bounds
-    interval = "" if bounds is None else f" ({bounds[0]:+.{digits}f} to {bounds[1]:+.{digits}f})"
-    return f"{row.difference.mean:+.{digits}f}{interval} over {row.base}"
+    mean, *bounds = signed((row.difference.mean, *(row.difference.bounds or ())), digits)
+    interval = f" ({bounds[0]} to {bounds[1]})" if bounds else ""
+    return f"{mean}{interval} over {row.base}"
 
 
 def cells(row: Row) -> tuple[str, ...]:

@@ -25,11 +25,12 @@ from gadam.runs.experiment import Experiment
 from gadam.runs.files import Document
 from gadam.runs.recipe import Recipe
 from gadam.runs.record import RunResult
-from gadam.runs.summary import SeedMean, TaskGroup, decimals, is_percentage, task_groups
+from gadam.runs.summary import SeedMean, TaskGroup, decimals, is_percentage, signed, task_groups
 
 __all__ = ["Verdict", "verdicts"]
 
 _ONE_SEED = "One seed gives no interval: the difference may be chance."
+_TWO_SEEDS = "Two seeds give a very wide interval: add seeds."
 
 
 @dataclass(frozen=True)
@@ -112,10 +113,11 @@ class Verdict:
         if self.gain.bounds is None:
             return f", {gain}. {_ONE_SEED}" if won else f". {averaged} has {gain}. {_ONE_SEED}"
         if not self.significant:
+            hint = f" {_TWO_SEEDS}" if self.gain.count == 2 else ""
             return (
-                f", but there is no significant difference: {gain}."
+                f", but there is no significant difference: {gain}.{hint}"
                 if won
-                else f". There is no significant difference: {averaged} has {gain}."
+                else f". There is no significant difference: {averaged} has {gain}.{hint}"
             )
         if won == (self.gain.mean > 0):
             return f", {gain}." if won else f". Averaging does not help: {averaged} has {gain}."
@@ -133,12 +135,9 @@ class Verdict:
 
     def _gain(self, gain: SeedMean) -> str:
         numbers = (gain.mean, *(gain.bounds or ()))
-        if is_percentage(self.metric):
-            digits = 1 if min(map(abs, numbers)) >= 0.05 else 2
-            unit = " points"
-        else:
-            digits, unit = decimals(self.value.mean), ""
-        mean, *bounds = (f"{number:+.{digits}f}" for number in numbers)
+        is_points = is_percentage(self.metric)
+        digits, unit = (1, " points") if is_points else (decimals(self.value.mean), "")
+        mean, *bounds = signed(numbers, digits)
         interval = f" (95 % interval {bounds[0]} to {bounds[1]})" if bounds else ""
         amount = f"{mean}{unit}" if unit else f"a gain of {mean}"
         over = "against" if gain.mean < 0 else "over"
