@@ -1,18 +1,19 @@
 """Average the checkpoints of a finished Transformers training, from disk.
 
-The checkpoints come from a plain Trainer: nothing was averaged while it ran. One copy of the model
-and one average are in memory, however many checkpoints there are. Needs gadam[transformers].
+The checkpoints come from a plain Trainer: nothing was averaged while it ran. The average is read
+and written a part of a tensor at a time. `gadam average 'FOLDER/checkpoint-*' --last 50% --out
+averaged` does the same. Needs gadam[transformers].
 
 Run: python examples/average_checkpoints.py
 """
 
 import tempfile
-from pathlib import Path
+import time
 
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
-import gadam
+from gadam.checkpoints import average
 
 torch.manual_seed(0)
 CONFIG = GPT2Config(
@@ -54,16 +55,13 @@ with tempfile.TemporaryDirectory() as folder:
     ).train()
 
     test = sentences(256)
-    checkpoints = sorted(Path(folder).glob("checkpoint-*"), key=lambda path: path.stat().st_mtime)
-    model = GPT2LMHeadModel(CONFIG).eval()
-    # No step is ever taken: the optimizer only says which parameters to average.
-    sgd = torch.optim.SGD(model.parameters(), lr=0.0)
-    average = gadam.IterateAverage(sgd, gadam.Averaging(every=None))
-    for checkpoint in checkpoints[len(checkpoints) // 2 :]:
-        model.load_state_dict(GPT2LMHeadModel.from_pretrained(checkpoint).state_dict())
-        average.update()
+    started = time.perf_counter()
+    result = average(f"{folder}/checkpoint-*", f"{folder}/averaged", last="50%")
+    seconds = time.perf_counter() - started
 
-    print(f"raw weights of the last checkpoint: test loss {loss(model, test):.4f}")
-    average.copy_to(model)
-    print(f"averaged weights of {average.count} checkpoints: test loss {loss(model, test):.4f}")
-    model.save_pretrained(f"{folder}/averaged")
+    raw = GPT2LMHeadModel.from_pretrained(result.inputs[-1].path).eval()
+    averaged = GPT2LMHeadModel.from_pretrained(f"{folder}/averaged").eval()
+    count, test_loss = len(result.inputs), loss(averaged, test)
+    print(f"raw weights of the last checkpoint: test loss {loss(raw, test):.4f}")
+    print(f"averaged weights of {count} checkpoints: test loss {test_loss:.4f}")
+    print(f"averaged {result.averaged} tensors in {seconds:.2f} seconds")

@@ -23,6 +23,7 @@ from tools import RESULTS, ROOT
 PAGES = (
     "README.md",
     "docs/analysis.md",
+    "docs/checkpoints.md",
     "docs/frameworks.md",
     "docs/language.md",
     "docs/performance.md",
@@ -195,6 +196,26 @@ def chaos() -> str:
         "checkpoints of 2.5 MB, without the start of Python. Source: `results/chaos.json`."
     )
     return _table(["fault", *_OUTCOMES], rows, caption)
+
+
+def checkpoint_memory() -> str:
+    """Return how much memory averages of checkpoints take."""
+    report = _read("checkpoint-memory")
+    names = {"safetensors": "Hugging Face, sharded", "torch": "`.pt`", "dcp": "DCP"}
+    rows = [
+        [
+            names[row["layout"]],
+            f"{row['checkpoints']} × {row['model_mib']}",
+            *(str(row[key]) for key in ("shard_mib", "tensor_mib", "peak_mib", "limit_mib")),
+        ]
+        for row in report["rows"]
+    ]
+    caption = (
+        f"In MiB, with torch {report['torch']} on {report['system']}, by `python -m "
+        "benchmarks.checkpoint_memory`. Source: `results/checkpoint-memory.json`."
+    )
+    header = ["checkpoints", "size", "shard", "largest tensor", "peak", "two shards + one tensor"]
+    return _table(header, rows, caption)
 
 
 # ------------------------------------------------------------------------------------ experiments
@@ -420,6 +441,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "fig-tavg": lambda: language("fig-tavg"),
     "curvature": curvature,
     "chaos": chaos,
+    "checkpoint-memory": checkpoint_memory,
     "frameworks-lightning": lambda: frameworks("lightning"),
     "frameworks-transformers": lambda: frameworks("transformers"),
     "fig1b": lambda: measured("fig1b", "diversity", DIVERSITY),

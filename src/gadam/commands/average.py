@@ -134,7 +134,7 @@ def _summary(provenance: Provenance) -> str:
         kept = ", ".join(each.path for each in used)
         lines.append(
             f"Kept {len(used)} of {len(provenance.inputs)} checkpoints: {kept}. Validation "
-            f"{provenance.metric}: {provenance.score:.6g}."
+            f"{provenance.metric}: {provenance.score:.4g}."
         )
     lines.append(
         f"Wrote {provenance.out}: {count(provenance.averaged, 'tensor')} ({provenance.dtype}), "
