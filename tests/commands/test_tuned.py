@@ -185,7 +185,7 @@ def test_the_same_command_continues_and_may_add_seeds(compared, folder, capsys):
     assert [row["runs"] for row in again["rows"]] == [3, 3]
     assert (out / "gadam-0" / "result.json").read_bytes() == kept
     best = again["verdicts"][0]["best"]
-    assert f"The code of {best}:\n\n{textwrap.indent('import gadam', '    ')}" in text
+    assert f"The code of {best}:\n\n{textwrap.indent(again['code'][best], '    ')}\n" in text
     assert f"{best} takes " in text
     assert again["verdicts"][0]["sentence"] in text
     assert again["command"] == f"gadam {' '.join(['compare', str(folder / 'my_task.py')])} " + (

@@ -46,6 +46,16 @@ def execute(text: str, **names: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("method", RECIPES)
+def test_the_code_imports_what_it_uses(method):
+    tree = ast.parse(code(RECIPES[method], 5))
+    imported = [
+        each.name for node in tree.body if isinstance(node, ast.Import) for each in node.names
+    ]
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    assert imported == sorted(used & {"gadam", "torch"})
+
+
+@pytest.mark.parametrize("method", RECIPES)
 def test_the_code_trains_as_the_recipe_does(method, tmp_path):
     recipe = RECIPES[method]
     assert recipe.method == method

@@ -42,7 +42,6 @@ def code(recipe: Recipe, steps_per_epoch: int) -> str:
         ... )
         >>> print(code(recipe, steps_per_epoch=16))
         import gadam
-        import torch
         <BLANKLINE>
         optimizer = gadam.Gadam(
             model.parameters(),
@@ -66,8 +65,7 @@ def code(recipe: Recipe, steps_per_epoch: int) -> str:
     arguments = ["model.parameters()", *_arguments(recipe.optimizer)]
     plan = "" if average is None else _averaging(average, steps_per_epoch)
     built_in = name.startswith("gadam.") and bool(plan)
-    lines = ["import gadam", "import torch", ""]
-    lines += [f"optimizer = {name}("]
+    lines = [f"optimizer = {name}("]
     lines += [f"    {argument}," for argument in arguments]
     lines += [f"    average={plan},"] if built_in else []
     lines += [")"]
@@ -82,7 +80,9 @@ def code(recipe: Recipe, steps_per_epoch: int) -> str:
         point = "optimizer.average" if built_in else "average"
         lines += ["# Then evaluate, or save, the averaged weights:"]
         lines += [f"with {point}.applied(model, batchnorm=loader):", "    ..."]
-    return "\n".join(lines)
+    text = "\n".join(lines)
+    imports = [f"import {module}" for module in ("gadam", "torch") if f" {module}." in text]
+    return "\n".join([*imports, "", text])
 
 
 def _is_fixed_mean(average: Average) -> bool:
