@@ -68,7 +68,9 @@ def test_own_folder_and_network_are_trained(
     settings = ("data.name=flowers", "model=flower_net:Net", "average.start=0", "epochs=1")
     words = [word for setting in settings for word in ("--set", setting)]
     assert run("train", "compare-gadam", *words, "--out", "out") == 0
-    assert "6 of its 30 training images are held out for the test" in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert "6 of its 30 training images are held out for the test" in printed
+    assert "3 of the 24 training images are held out for validation." in printed
     folder = project / "out" / "compare-gadam-0"
     header = json.loads((folder / "run.json").read_text())
     assert header["recipe"]["data"]["name"] == "flowers"
@@ -123,6 +125,7 @@ def test_validation_folder_is_the_validation_split(project: Path) -> None:
         assert len(task._splits["validation"]) == 3
         ignored = "split has its own validation images. data.validation=4 is not used."
         assert (ignored in task.notices) is (validation == 4)
+        assert not any("held out for validation" in notice for notice in task.notices)
 
 
 def test_rows_that_own_data_makes_equal_are_trained_once(project: Path) -> None:

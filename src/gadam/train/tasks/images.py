@@ -47,6 +47,12 @@ class ImageTask(Task[LabeledImages]):
                 f"{recipe.data.name} has its own validation images. data.validation="
                 f"{recipe.data.validation} is not used.",
             )
+        if self.dataset.fingerprint and self.dataset.validation is None and len(self.splits) == 2:
+            held_out, kept = len(self._splits["validation"]), len(self._splits["train"])
+            self.notices += (
+                f"{held_out:,} of the {held_out + kept:,} training images are held out for "
+                "validation.",
+            )
 
     @override
     def setup(self, seed: int, device: torch.device) -> None:
