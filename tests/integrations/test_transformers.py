@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import IterableDataset
 
 import gadam
 
@@ -274,8 +276,26 @@ def test_a_trigger_without_a_metric_is_refused_before_training(tmp_path):
     schedule = {"eval_strategy": "steps", "eval_steps": 1}
     with pytest.raises(UserError, match="no metric 'accuracy'"):
         trained(tmp_path, averaging=plan, observe="accuracy", **schedule)
-    with pytest.raises(TypeError, match=r"gadam\.Averaging"):
+    with pytest.raises(UserError, match=r"gadam\.Averaging"):
         trained(tmp_path, averaging=3)
+    with pytest.raises(UserError, match="the plan has no trigger"):
+        trained(tmp_path, observe="eval_loss", **schedule)
+
+
+@pytest.mark.parametrize("observe", ["a_b_loss", "eval_a_b_loss", "a_b_accuracy", "loss"])
+def test_a_metric_of_one_of_several_sets(tmp_path, observe):
+    plan = gadam.Averaging(start=gadam.Plateau(patience=1, mode="min"))
+    sets = {"a": sentences(8, seed=1), "a_b": sentences(8, seed=2)}
+    options = {"learning_rate": 0.0, "eval_strategy": "steps", "eval_steps": 1}
+
+    def run() -> Any:
+        return trained(tmp_path, averaging=plan, observe=observe, eval_dataset=sets, **options)
+
+    if observe.endswith("a_b_loss"):
+        assert run().state.global_step == 4
+    else:
+        with pytest.raises(UserError, match=f"no metric '{observe}'"):
+            run()
 
 
 # ---------------------------------------------------------------------------------- checkpoints
@@ -566,6 +586,43 @@ def test_batchnorm_is_refreshed_and_training_does_not_notice(tmp_path):
     assert same(at_root, plain)
     stale = runs["none"].model.state_dict()["body.1.running_mean"]
     assert not torch.allclose(stale, expected.body[1].running_mean)
+
+
+def test_a_refresh_leaves_no_worker_processes(tmp_path):
+    running: list[int] = []
+
+    class Count(TrainerCallback):
+        def on_evaluate(self, *args: Any, **kwargs: Any) -> None:
+            running.append(len(multiprocessing.active_children()))
+
+    trained(
+        tmp_path,
+        Normalized(),
+        batchnorm=True,
+        train_dataset=rows(16),
+        eval_dataset=rows(8, seed=1),
+        callbacks=[Count()],
+        eval_strategy="steps",
+        eval_steps=2,
+        dataloader_num_workers=1,
+        dataloader_persistent_workers=True,
+    )
+    assert len(running) == 4
+    assert len(set(running)) == 1
+
+
+class Endless(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        while True:
+            yield from rows(16)
+
+
+def test_a_refresh_with_data_without_an_end_is_refused_before_training(tmp_path):
+    data: Any = {"train_dataset": Endless(), "eval_dataset": rows(8)}
+    with pytest.raises(UserError, match="known length"):
+        trained(tmp_path, Normalized(), batchnorm=True, **data)
+    source = [{"x": torch.stack([row["x"] for row in rows(16)])}]
+    assert trained(tmp_path, Normalized(), batchnorm=source, **data).average.count == 6
 
 
 # -------------------------------------------------------------------------------------- classes

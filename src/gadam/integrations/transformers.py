@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.optim import Optimizer
 
+from gadam import _torch
 from gadam.average.plan import Averaging, Trigger
 from gadam.average.sampling import applied_average
 from gadam.average.wrappers import unwrapped
@@ -36,7 +37,7 @@ try:
         TrainerState,
         TrainingArguments,
     )
-    from transformers.trainer_utils import EvalLoopOutput, HubStrategy
+    from transformers.trainer_utils import EvalLoopOutput, HubStrategy, has_length
 except ImportError as error:
     raise missing("transformers", "transformers") from error
 
@@ -103,7 +104,7 @@ class AveragedMixin(_Base):
         **kwargs: Any,
     ) -> None:
         if averaging is not None and not isinstance(averaging, Averaging):
-            raise TypeError(f"averaging must be a gadam.Averaging, got {averaging!r}.")
+            raise FrameworkError(f"averaging must be a gadam.Averaging or None, got {averaging!r}.")
         self.average = None
         self._averaging, self._batchnorm, self._observe = averaging, batchnorm, observe
         self._finish_training = finish
@@ -144,7 +145,12 @@ class AveragedMixin(_Base):
 
     def _refuse_blind_trigger(self, plan: Averaging) -> None:
         if not isinstance(plan.start, Trigger):
-            return
+            if self._observe is None:
+                return
+            raise FrameworkError(
+                f"observe={self._observe!r} has no effect, because the plan has no trigger. Pass "
+                'averaging=Averaging(start=Plateau(mode="min")), or remove observe.'
+            )
         if self._observe is None:
             raise FrameworkError(
                 f"The plan starts with {plan.start}, which needs a metric. Pass "
@@ -164,6 +170,12 @@ class AveragedMixin(_Base):
             raise FrameworkError(
                 f"{name} flattens the parameters, so their average is not the model's. Use FSDP 2 "
                 "(fsdp_config={'version': 2}) or DDP."
+            )
+        normalized = any(isinstance(part, _torch.BATCHNORM_TYPES) for part in self.model.modules())
+        endless = self.train_dataset is not None and not has_length(self.train_dataset)
+        if self._batchnorm is True and normalized and endless:
+            raise FrameworkError(
+                "batchnorm=True needs training data of a known length. Pass batchnorm=loader."
             )
 
     def _finish(self) -> None:
@@ -193,10 +205,15 @@ class AveragedMixin(_Base):
 
     def _run_training_data(self, model: nn.Module) -> None:
         """Run the model on the training data, for its BatchNorm statistics."""
-        with preserved_rng():
-            for inputs in self.get_train_dataloader():
-                with self.compute_loss_context_manager():
-                    self.compute_loss(model, self._prepare_inputs(inputs))
+        prepared = self.accelerator._dataloaders
+        known = len(prepared)
+        try:
+            with preserved_rng():
+                for inputs in self.get_train_dataloader():
+                    with self.compute_loss_context_manager():
+                        self.compute_loss(model, self._prepare_inputs(inputs))
+        finally:
+            del prepared[known:]  # The accelerator would keep the loader, and its workers.
 
     # ---------------------------------------------------------------------------------- evaluation
 
@@ -309,11 +326,16 @@ class _Events(TrainerCallback):
         average, name = trainer.average, trainer._observe
         if name is None or average is None or not trainer._averages_now:
             return
-        name = name if name in metrics else f"eval_{name}"  # as metric_for_best_model
-        if name in metrics:
-            if average.observe(metrics[name]):
+        full = name if name.startswith("eval_") else f"eval_{name}"  # as metric_for_best_model
+        if name in metrics or full in metrics:
+            if average.observe(metrics[name if name in metrics else full]):
                 control.should_training_stop = True
-        elif not isinstance(trainer.eval_dataset, dict) and "eval_loss" in metrics:
+            return
+        # With several data sets, each has metrics of its own.
+        sets = trainer.eval_dataset
+        prefixes = [f"eval_{key}_" for key in sets] if isinstance(sets, dict) else ["eval_"]
+        own = max((p for p in prefixes if full.startswith(p)), key=len, default=None)
+        if any(f"{p}loss" in metrics for p in prefixes if own in (None, p)):
             raise FrameworkError(
                 f"The evaluation has no metric {trainer._observe!r}. Pass one of these as "
                 f"observe=: {', '.join(sorted(metrics))}."
