@@ -7,6 +7,7 @@ import json
 import math
 import textwrap
 from contextlib import redirect_stdout
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +146,16 @@ def test_the_report_shows_final_runs_and_the_search(compared):
     assert len(table["rows"]) == 8
     assert table["header"][-1] == "validation mse"
     assert sum("(best)" in row[1] for row in table["rows"]) == 2
-    assert "The search" in (out / "report.html").read_text()
+    summary = read_json(out / "summary.json")
+    (verdict,) = summary["verdicts"]
+    code = summary["code"][verdict["best"]]
+    assert section.blocks[2:] == (
+        {"kind": "text", "text": f"The code of {verdict['best']}:"},
+        {"kind": "code", "text": code},
+    )
+    page = (out / "report.html").read_text()
+    assert "The search" in page
+    assert f"<pre>{escape(code)}</pre>" in page
 
 
 def test_the_verdict_has_code_that_runs(compared):

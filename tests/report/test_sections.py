@@ -16,6 +16,7 @@ def test_all_kinds_of_blocks(tmp_path):
     spec = {"mark": "bar", "data": {"values": []}}
     blocks: list[dict[str, Any]] = [
         {"kind": "text", "text": "Iterates are far apart."},
+        {"kind": "code", "text": "if a < b:\n    pass"},
         {"kind": "table", "header": ["a", "b"], "rows": [["x", 1.5]]},
         {"kind": "chart", "spec": {**spec, "usermeta": {}}, "caption": "bars"},
         {"kind": "image", "file": "image.png", "caption": "an image"},
@@ -24,6 +25,7 @@ def test_all_kinds_of_blocks(tmp_path):
     html, charts = render_sections([Section("Diversity", tuple(blocks), folder)])
     assert "<h2>Diversity</h2>" in html
     assert "Iterates are far apart." in html
+    assert "<pre>if a &lt; b:\n    pass</pre>" in html
     assert "<span>1.5</span>" in html
     assert 'id="section-chart-0"' in html
     assert "data:image/png" in html

@@ -14,7 +14,7 @@ from gadam.runs.experiment import Experiment
 from gadam.runs.files import to_json
 from gadam.runs.recipe import Average, Data, Language, Optimizer, OwnTask, Recipe
 from gadam.runs.record import RunResult
-from gadam.runs.summary import SeedMean
+from gadam.runs.summary import SeedMean, best, summarize
 from gadam.runs.verdict import Verdict, verdicts
 
 SGD = Recipe("a", "logistic", optimizer=Optimizer("sgd"))
@@ -78,6 +78,13 @@ def test_validation_data_choose_and_test_data_are_reported():
     assert (verdict.best, verdict.chosen_on) == ("SWA", "validation")
     assert verdict.value.mean == 81.0
     assert verdict.gain == SeedMean(1.0, None, 1)
+
+
+def test_of_equal_rows_the_verdict_and_the_table_choose_the_same():
+    found = {(row, 0): result(test, 85.0) for row, test in zip(ROWS, (70.0, 80.0, 70.0, 80.0))}
+    one = replace(FOUR, seeds=1)
+    assert only(one, found).best == "SGD"
+    assert best(one, summarize(one, found)) == {"SGD"}
 
 
 def test_test_data_choose_if_a_row_has_no_validation_data():

@@ -410,10 +410,12 @@ def _compare(
     write_json(folder / "experiment.json", experiment.to_dict(), sealed=True)
     final = {(run.method, run.seed): job for job, run in runs.items() if run.is_final}
     results = {key: found[job] for key, job in final.items()}
-    _write_section(folder, problem, comparison)
 
     def add(verdicts: list[Verdict]) -> Addition:
-        return _addition(verdicts, problem, comparison, experiment, final)
+        addition = _addition(verdicts, problem, comparison, experiment, final)
+        codes = {verdict.best: addition.content["code"].get(verdict.best) for verdict in verdicts}
+        _write_section(folder, problem, comparison, codes)
+        return addition
 
     conclude(experiment, folder, final.values(), results, options, add=add)
     return 1 if None in results.values() else 0
@@ -581,8 +583,10 @@ def _found(method: str, problem: _Problem, comparison: Comparison) -> Document:
     }
 
 
-def _write_section(folder: Path, problem: _Problem, comparison: Comparison) -> None:
-    """Add the trials to the report."""
+def _write_section(
+    folder: Path, problem: _Problem, comparison: Comparison, codes: Mapping[str, str | None]
+) -> None:
+    """Add the trials to the report, and the code of the best method."""
     metric, rows = "", []
     for method, recipe in problem.recipes.items():
         metric = recipe.metric
@@ -610,7 +614,14 @@ def _write_section(folder: Path, problem: _Problem, comparison: Comparison) -> N
         "first rounds of successive halving. The settings were chosen on validation data; no trial "
         "was evaluated on test data."
     )
-    blocks = [{"kind": "text", "text": text}, {"kind": "table", "header": header, "rows": rows}]
+    blocks: list[Document] = [
+        {"kind": "text", "text": text},
+        {"kind": "table", "header": header, "rows": rows},
+    ]
+    for method, code in codes.items():
+        if code is not None:
+            blocks.append({"kind": "text", "text": f"The code of {method}:"})
+            blocks.append({"kind": "code", "text": code})
     place = folder / "sections"
     try:
         place.mkdir(exist_ok=True)

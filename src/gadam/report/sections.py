@@ -5,6 +5,7 @@ To add a section, write ``sections/NAME.json`` in the folder of a run or a sweep
 
 ======================================================  =======================================
 ``{"kind": "text", "text": …}``                         a paragraph
+``{"kind": "code", "text": …}``                         lines of code
 ``{"kind": "table", "header": […], "rows": [[…], …]}``  a table
 ``{"kind": "chart", "spec": …, "caption": …}``          a Vega-Lite chart
 ``{"kind": "image", "file": …, "caption": …}``          a PNG or SVG file beside the JSON file
@@ -57,6 +58,8 @@ def _render_block(block: Json, folder: Path, charts: list[Spec]) -> str:
     kind = block.get("kind") if isinstance(block, dict) else None
     if kind == "text":
         return f"<p>{escape(str(block.get('text', '')))}</p>"
+    if kind == "code":
+        return f"<pre>{escape(str(block.get('text', '')))}</pre>"
     if kind == "table":
         header = [str(cell) for cell in block.get("header", [])]
         rows = [[str(cell) for cell in row] for row in block.get("rows", [])]
