@@ -22,6 +22,7 @@ from gadam.runs.files import RunError, read_json
 from gadam.runs.recipe import Average, RecipeError
 from gadam.train.budget import Timing
 from gadam.train.search import CENTERS, Comparison, Plan
+from gadam.train.search import METHODS as METHOD_BASES
 
 TASK = """
 import torch
@@ -279,6 +280,25 @@ def test_data_and_networks_of_settings_are_tuned_too():
     experiment = tuned._experiment(short, comparison, plan, Request(None, "1h", None), options)
     assert "Runs have 8 of 30 epochs, to fit into the budget." in experiment.note
     assert experiment.command.startswith("gadam compare --budget 1h --set data.size=7")
+
+
+def test_the_plan_and_the_edges_of_the_search_in_words(capsys):
+    options, plan = SweepOptions(settings=(*SMALL, "epochs=6")), Plan(3, 6, 2)
+    problem = tuned._problem(Request(None, None, 3), options)
+    tuned._announce(plan, problem, options, None)
+    expected = "Plan: 6 methods × 3 trials (3 with 6 epochs), then 2 seeds each: 30 runs.\n"
+    assert capsys.readouterr().out == expected
+    comparison = Comparison(plan, {m: CENTERS[METHOD_BASES[m][0]] for m in problem.recipes})
+    waiting = comparison.start()
+    while waiting:
+        run = waiting.pop(0)
+        score = run.trial.setting.lr * (-1 if run.method == "SWA" else 1)
+        waiting += [each for each in comparison.after(run, score) if not each.is_final]
+    note = tuned._experiment(problem, comparison, plan, Request(None, None, 3), options).note
+    assert note.endswith(
+        "so more trials may help: SGD, AdamW, Gadam, PadamW, GadamX (highest learning rate, weight "
+        "decay); SWA (lowest learning rate, weight decay)."
+    )
 
 
 def test_settings_of_the_average_stay():
