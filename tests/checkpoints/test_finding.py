@@ -3,9 +3,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import gadam
 from gadam.checkpoints import CheckpointError
 from gadam.checkpoints.finding import Found, choose, find, steps_in_names
 
@@ -86,6 +88,19 @@ def test_an_empty_run_says_how_to_keep_iterates(tmp_path):
     made(tmp_path, "run/run.json")
     with pytest.raises(CheckpointError, match="keep_iterates"):
         names(tmp_path, "run")
+
+
+def test_a_folder_of_blocks_is_recognized(tmp_path):
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    blocks = gadam.BlockAverages(optimizer, tmp_path / "blocks", every=2)
+    for _ in range(4):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    blocks.flush()
+    with pytest.raises(CheckpointError, match=r"is a folder of gadam.BlockAverages"):
+        names(tmp_path, "blocks")
+    blocks.remove()
 
 
 def test_nothing_found(tmp_path):

@@ -188,10 +188,7 @@ def test_the_result_averages_again(layout, tmp_path):
     paths = saved(layout, tmp_path, found)
     for step in (1, 2):
         average(paths, tmp_path / f"step-{step}")
-    results = [tmp_path / f"step-{step}" for step in (1, 2)]
-    # A file in a folder is a file again.
-    results = [next(iter(each.glob("model.pt*")), each) for each in results]
-    average(results, tmp_path / "again")
+    average([tmp_path / "step-1", tmp_path / "step-2"], tmp_path / "again")
     same(loaded(tmp_path / "again"), expected(found))
 
 
@@ -361,6 +358,11 @@ ONES = torch.ones(2)
         ({"a": ONES.to(torch.complex64)}, {"a": ONES}, "a in .* is of type complex64"),
         ({"a": ONES.to(torch.float8_e4m3fn)}, {"a": ONES}, "a in .* is of type float8_e4m3fn"),
         ({"a": 1}, {"a": 1}, "no model weights at a known key. Its keys are a"),
+        (
+            {"t": ONES, "net": {"a": ONES}},
+            {"t": ONES},
+            "Its keys are t, net. Select one with --key",
+        ),
         ([ONES], [ONES], "contains a list, not a state dict"),
         ({"model": {"a": ONES}, "state_dict": {"a": ONES}}, {"a": ONES}, "Select one with --key"),
     ],

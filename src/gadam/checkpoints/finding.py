@@ -23,6 +23,7 @@ Order: TypeAlias = Literal["steps", "given"]
 _WORDS = ("step", "iter", "checkpoint", "ckpt", "epoch")
 _NUMBER = re.compile(r"\d+")
 _HASHED = re.compile(r"((?:checkpoint|iterate)-\d{6})-[0-9a-f]{16}(?=\.pt$)")  # of gadam's runs
+_BLOCK = re.compile(r"\d{12,}-\d{12,}\.safetensors(\.\d+)?")  # of gadam.BlockAverages
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,12 @@ def _inside(path: Path) -> list[Path]:
                 f"{path} has no iterates and no checkpoints. Train with --set keep_iterates=10."
             )
         return kept
+    if (path / "manifest.json").is_file() and any(map(_BLOCK.fullmatch, os.listdir(path))):
+        # The means of blocks need the weights in the manifest, which BlockAverages knows.
+        raise CheckpointError(
+            f"{path} is a folder of gadam.BlockAverages. Use its model_state_dict(model, start, "
+            "stop), which averages any window of blocks."
+        )
     return sorted(each for each in path.glob("checkpoint-*") if each.is_dir()) or [path]
 
 

@@ -53,7 +53,7 @@ __all__ = [
 PROVENANCE = "gadam-average.json"
 ARCHIVED_PROVENANCE = f"archive/{PROVENANCE}"  # in a torch file
 METADATA_KEY = "gadam.average"  # of a safetensors file
-TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
+TORCH_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 
 Point: TypeAlias = Literal["iterate", "average"]
 Read: TypeAlias = Callable[[str, int, int], Tensor]
@@ -447,7 +447,9 @@ def find_weights(content: Any, path: Path, point: Point = "iterate") -> tuple[st
             )
         if found:
             return (found[0], *find_weights(content[found[0]], path, point))
-        if any(isinstance(value, Tensor) for value in content.values()):
+        # Tensors beside a dict of tensors are no state dict, but something like a step counter.
+        nested = any(map(_is_state_dict, content.values()))
+        if not nested and any(isinstance(value, Tensor) for value in content.values()):
             return ()
     keys = f" Its keys are {enumerated(list(map(str, content)))}." if content else ""
     raise CheckpointError(
@@ -596,7 +598,7 @@ class Folder(Checkpoint):
 
 def _weight_files(folder: Path) -> tuple[list[str], str | None]:
     """Return the files with a model's weights, and the file that lists them, if there is one."""
-    for suffix in ("safetensors", "bin"):
+    for suffix in ("safetensors", *(each[1:] for each in TORCH_SUFFIXES)):
         indexes = sorted(path.name for path in folder.glob(f"*.{suffix}.index.json"))
         whole = [f"{n}.{suffix}" for n in _WEIGHTS if (folder / f"{n}.{suffix}").is_file()]
         if not whole and not indexes and suffix == "safetensors":
