@@ -171,7 +171,8 @@ class AveragedMixin(_Base):
                 f"{name} flattens the parameters, so their average is not the model's. Use FSDP 2 "
                 "(fsdp_config={'version': 2}) or DDP."
             )
-        normalized = any(isinstance(part, _torch.BATCHNORM_TYPES) for part in self.model.modules())
+        parts = self.model_wrapped.modules()
+        normalized = any(isinstance(part, _torch.BATCHNORM_TYPES) for part in parts)
         endless = self.train_dataset is not None and not has_length(self.train_dataset)
         if self._batchnorm is True and normalized and endless:
             raise FrameworkError(
