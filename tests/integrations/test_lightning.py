@@ -280,11 +280,24 @@ def test_checkpoints_move_between_weight_averaging_and_this_callback(tmp_path):
     longer, _, _ = fit(WeightAveraging(), epochs=3)
     ours, _, _ = fit(AveragedWeights(plan), ckpt_path=tmp_path / "theirs.ckpt", **options)
     close(weights(ours), weights(longer))
+    callback = AveragedWeights(gadam.Averaging(start=8))  # before the checkpoint
+    fit(callback, ckpt_path=tmp_path / "theirs.ckpt", **options)
+    assert callback.average.count == 3 * STEPS
     keep = ModelCheckpoint(tmp_path, "ours")
     fit(AveragedWeights(plan), keep, epochs=2)
     path = tmp_path / "ours.ckpt"
     back, _, _ = fit(WeightAveraging(), ckpt_path=path, **options)
     close(weights(back), weights(longer))
+
+
+@pytest.mark.parametrize("start", [8, 15])
+@pytest.mark.filterwarnings("ignore:The loaded checkpoint has no average:UserWarning")
+def test_a_checkpoint_without_an_average_continues_at_its_step(tmp_path, start):
+    """SGD does not count its own steps."""
+    fit(pl.Callback(), ModelCheckpoint(tmp_path, "plain"), epochs=2)
+    callback = AveragedWeights(gadam.Averaging(start=start))
+    fit(callback, ckpt_path=tmp_path / "plain.ckpt", weights_only=True)
+    assert callback.average.count == 3 * STEPS - max(2 * STEPS, start - 1)
 
 
 # --------------------------------------------------------------------------------------- BatchNorm

@@ -416,6 +416,10 @@ def test_checkpoints_of_the_trainer_continue_here_and_the_other_way_round(tmp_pa
     resumed = plain("c", resume=str(tmp_path / "b" / "checkpoint-4"))
     assert same(weights(resumed), weights(whole))
 
+    plain("sgd", optim="sgd")  # does not count its own steps
+    resume = str(tmp_path / "sgd" / "checkpoint-4")
+    assert trained(tmp_path / "d", optim="sgd", resume=resume).average.count == 4
+
 
 def test_a_checkpoint_inside_applied_is_refused(tmp_path):
     trainer = trained(tmp_path, finish=False)

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from gadam._errors import UserError
 from gadam.average import Averaging, IterateAverage, average_of
 
-__all__ = ["FrameworkError", "attach", "missing", "preserved_rng"]
+__all__ = ["FrameworkError", "attach", "continue_at", "missing", "preserved_rng"]
 
 
 class FrameworkError(UserError):
@@ -60,6 +60,33 @@ def attach(
         if averaging == own.averaging or (averaging is None and planned):
             return own
     return IterateAverage(optimizer, averaging or Averaging.for_budget(max(steps, 1)))
+
+
+def continue_at(average: IterateAverage, steps: int) -> None:
+    """Tell an average about the steps before it was attached, unless it has counted them.
+
+    Training may continue from a checkpoint without an average. The states of some optimizers, such
+    as Adam, have the number of their steps. Those of others, such as SGD, have not.
+
+    Args:
+        average: The average.
+        steps: The number of optimizer steps so far.
+
+    Example:
+        >>> import torch, gadam
+        >>> weight = torch.nn.Parameter(torch.ones(3))
+        >>> sgd = torch.optim.SGD([weight], lr=0.1)
+        >>> average = gadam.IterateAverage(sgd, gadam.Averaging(start=100))
+        >>> continue_at(average, 120)
+        >>> weight.sum().backward()
+        >>> sgd.step()
+        >>> average.count
+        1
+    """
+    clock = average._state.tracker.clock
+    phase, known, begun = clock.get()
+    if not known:
+        clock.set((phase, steps, begun))
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from gadam.average.plan import Trigger
 from gadam.average.sampling import applied_average
 from gadam.average.store import params_of
 from gadam.average.swap import swapped
-from gadam.integrations.common import FrameworkError, attach
+from gadam.integrations.common import FrameworkError, attach, continue_at
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -244,6 +244,9 @@ class AveragedWeights(pl.Callback):
             FrameworkError: If ``batchnorm=True`` and the training data has no end, or the module
                 cannot run it outside of training.
         """
+        # In manual optimization, Lightning counts the steps of every optimizer.
+        counted = 1 if pl_module.automatic_optimization else max(len(trainer.optimizers), 1)
+        continue_at(self.average, trainer.global_step // counted)
         if self._imported is not None and not self.average.count:
             self.average.load_averaged_model(self._imported, pl_module)
         self._imported = None

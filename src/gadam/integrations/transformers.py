@@ -27,7 +27,7 @@ from gadam import _torch
 from gadam.average.plan import Averaging, Trigger
 from gadam.average.sampling import applied_average
 from gadam.average.wrappers import unwrapped
-from gadam.integrations.common import FrameworkError, attach, missing, preserved_rng
+from gadam.integrations.common import FrameworkError, attach, continue_at, missing, preserved_rng
 
 try:
     from transformers import (
@@ -315,6 +315,16 @@ class _Events(TrainerCallback):
 
     def __init__(self, trainer: AveragedMixin) -> None:
         self.trainer = trainer
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
+    ) -> None:
+        if self.trainer.average is not None:
+            continue_at(self.trainer.average, state.global_step)
 
     def on_evaluate(
         self,
