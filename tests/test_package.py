@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -104,10 +105,16 @@ DOCUMENTS = [
 def test_code_blocks_run(document, tmp_path, monkeypatch):
     """Run the Python blocks of a document in order, in one namespace."""
     monkeypatch.chdir(tmp_path)
+    if document == "docs/frameworks.md":
+        for framework in ("lightning", "transformers", "accelerate"):
+            pytest.importorskip(framework)
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
     namespace: dict[str, object] = {}
-    for block in blocks:
-        exec(compile(block, document, "exec"), namespace)
+    with warnings.catch_warnings():
+        if document == "docs/frameworks.md":
+            warnings.simplefilter("default")  # the frameworks' own warnings are not errors
+        for block in blocks:
+            exec(compile(block, document, "exec"), namespace)
 
 
 def test_no_file_contains_machine_paths():
