@@ -533,7 +533,7 @@ def test_a_folder_with_blocks_is_never_overwritten(tmp_path):
 def test_foreign_folders_and_states_are_refused(tmp_path):
     def build(name, **settings):
         model = linear()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1 if name == "one" else 0.2)
         blocks = gadam.BlockAverages(optimizer, tmp_path / name, **{"every": 5, **settings})
         return model, optimizer, blocks
 
@@ -549,7 +549,7 @@ def test_foreign_folders_and_states_are_refused(tmp_path):
     with pytest.raises(BlockError, match="saved at step 10, but the optimizer is at step 0"):
         train(model, optimizer, 1)
     with pytest.raises(BlockError, match="not the state of block averages"):
-        blocks.load_state_dict({"run": "x"})
+        blocks.load_state_dict({"step": 3})
     with pytest.raises(BlockError, match="every=5 and stride=1, got every=10"):
         build("one", every=10)
     another = nn.Linear(2, 2)

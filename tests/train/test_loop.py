@@ -71,6 +71,7 @@ METHODS = {
     "adam": replace(BASE, optimizer=Optimizer("adam", 1e-2, 1e-4)),
     "cosine": replace(BASE, optimizer=Optimizer("adamw", 1e-2), schedule=Schedule("cosine")),
     "ema": replace(AVERAGED, average=Average(1, every=1, weighting="ema", decay=0.9)),
+    "blocks": replace(AVERAGED, blocks=5),
     "lawa": replace(AVERAGED, average=Average(0, weighting="window", size=2)),
     "auto": replace(AVERAGED, average=Average("plateau", patience=1), epochs=6),
     "schedule-free": replace(BASE, optimizer=Optimizer("schedule-free", 1e-2)),

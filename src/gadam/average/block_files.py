@@ -77,7 +77,6 @@ class Manifest:
     """The blocks of a run.
 
     Attributes:
-        run: The id of the run.
         every: Steps per block.
         stride: Steps per sample.
         blocks: The blocks, in order and without gaps.
@@ -85,7 +84,6 @@ class Manifest:
             the run can be resumed there.
     """
 
-    run: str
     every: int
     stride: int
     blocks: tuple[Block, ...] = ()
@@ -130,7 +128,6 @@ class Manifest:
         """Return the manifest as JSON that contains its own hash."""
         content = {
             "format": _FORMAT,
-            "run": self.run,
             "every": self.every,
             "stride": self.stride,
             "blocks": [asdict(block) for block in self.blocks],
@@ -158,7 +155,6 @@ class Manifest:
         if content["format"] != _FORMAT:
             raise ValueError(f"its format is {content['format']!r}")
         return cls(
-            content["run"],
             content["every"],
             content["stride"],
             blocks_from(content["blocks"]),

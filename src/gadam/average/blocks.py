@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
@@ -147,7 +146,7 @@ class BlockAverages:
         self._path = Path(folder)
         self._files = self._open(self._path)
         found = self._files.read() if self._files is not None else None
-        self._manifest = found or Manifest(uuid.uuid4().hex, every, stride)
+        self._manifest = found or Manifest(every, stride)
         if (self._manifest.every, self._manifest.stride) != (every, stride):
             raise BlockError(
                 f"{folder} has blocks with every={self._manifest.every} and "
@@ -361,7 +360,6 @@ class BlockAverages:
         self._keep_for_checkpoint()
         index = {p: i for i, p in enumerate(self._state.params())}
         return {
-            "run": self._manifest.run,
             "step": self._loader.progress.steps,
             "start": self._start,
             "blocks": [asdict(block) for block in self._manifest.blocks],
@@ -382,7 +380,6 @@ class BlockAverages:
         """
         try:
             saved = _Saved(
-                str(state_dict["run"]),
                 int(state_dict["step"]),
                 int(state_dict["start"]),
                 blocks_from(state_dict["blocks"]),
@@ -395,13 +392,13 @@ class BlockAverages:
             ) from error
         self.flush()
         if self._files is not None:
-            if saved.blocks and saved.run != self._manifest.run:
-                raise BlockError(
-                    f"{self._path} does not belong to the run of this checkpoint. Pass the folder "
-                    "of that run."
-                )
             known = self._manifest.files
-            lost = [block for block in saved.blocks if known.get(block.file) != block]
+            if any(known.get(block.file, block) != block for block in saved.blocks):
+                raise BlockError(
+                    f"{self._path} does not belong to the run of this checkpoint: its blocks have "
+                    "other hashes. Pass the folder of that run."
+                )
+            lost = [block for block in saved.blocks if block.file not in known]
             if lost:
                 raise BlockError(
                     f"{self._path} no longer has the block of steps {lost[0].start}–{lost[0].stop} "
@@ -719,7 +716,6 @@ class BlockAverages:
 class _Saved:
     """A state dict of block averages."""
 
-    run: str
     step: int
     start: int
     blocks: tuple[Block, ...]

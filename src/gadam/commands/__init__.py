@@ -84,6 +84,14 @@ _TABLE = (
         aliases=("analyse",),
     ),
     Command(
+        "tails",
+        "RUN",
+        "Average",
+        "choose the start of the average after training, on validation data, for a run that was "
+        "trained with `--set blocks=100`",
+        extra="report",
+    ),
+    Command(
         "theory",
         "NAME",
         "Understand",

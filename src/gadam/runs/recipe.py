@@ -348,6 +348,8 @@ class Recipe(_Settings):
         refresh_batches: Training batches for these statistics before the last evaluation, which
             uses all of them; None for all of them always. Does not change the final metrics.
         keep_iterates: Keep the weights of the last N epochs, one file each, for `gadam analyze`.
+        blocks: Store the mean of every N steps, to choose the start of the average after training
+            with `gadam tails`; 0 stores nothing.
     """
 
     name: str
@@ -369,6 +371,7 @@ class Recipe(_Settings):
     refresh_batchnorm: bool = True
     refresh_batches: int | None = None
     keep_iterates: int = 0
+    blocks: int = 0
 
     def _problems(self) -> Iterator[str]:
         for section in (self.data, self.optimizer, self.schedule, self.average, self.language):
@@ -385,6 +388,7 @@ class Recipe(_Settings):
             self.keep_iterates >= 0,
             f"keep_iterates must be non-negative, got {self.keep_iterates}.",
         )
+        yield from _unless(self.blocks >= 0, f"blocks must be non-negative, got {self.blocks}.")
         yield from _unless(
             self.refresh_batches is None or self.refresh_batches >= 1,
             f"refresh_batches must be at least 1, got {self.refresh_batches}.",

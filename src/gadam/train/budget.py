@@ -118,7 +118,7 @@ def pilot_recipe(recipe: Recipe) -> Recipe:
     """
     short = in_proportion(recipe, 2)
     average = None if short.average is None else replace(short.average, start=0)
-    return replace(short, average=average, evaluate_every=1, keep_iterates=0)
+    return replace(short, average=average, evaluate_every=1, keep_iterates=0, blocks=0)
 
 
 @dataclass(frozen=True)

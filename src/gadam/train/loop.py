@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -116,6 +117,7 @@ def _train(
     optimizer, average = optimizers.build(
         recipe, model, tasks.steps_before_averaging(recipe, task), task.mode
     )
+    blocks: gadam.BlockAverages | None = None
     scaler = torch.amp.GradScaler(device.type, enabled=recipe.amp == "fp16")
     forward: nn.Module = model
     if recipe.compile:
@@ -132,12 +134,19 @@ def _train(
     fingerprint = getattr(task, "fingerprint", "")
     if run.history and run.history[0].extra.get("data", fingerprint) != fingerprint:
         on_notice(f"{recipe.data.name} changed after {run.folder} was started.")
+    if recipe.blocks:
+        folder = run.folder / "blocks"
+        if state is None and folder.exists():  # of a process that was killed before its checkpoint
+            shutil.rmtree(folder)
+        blocks = gadam.BlockAverages(optimizer, folder, every=recipe.blocks)
     if state is not None:
         try:
             model.load_state_dict(state["model"])
             optimizer.load_state_dict(state["optimizer"])
             if average is not None:
                 average.load_state_dict(state["average"])
+            if blocks is not None:
+                blocks.load_state_dict(state["blocks"])
             scaler.load_state_dict(state["scaler"])
             finished = bool(state["finished"])
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
@@ -215,6 +224,9 @@ def _train(
         on_progress(done, record)
 
         if time.monotonic() - saved > CHECKPOINT_SECONDS or done == recipe.epochs or finished:
+            if blocks is not None and (done == recipe.epochs or finished):
+                blocks.finish()
+            extra = {"blocks": blocks.state_dict()} if blocks is not None else {}
             run.save(
                 done,
                 {
@@ -223,6 +235,7 @@ def _train(
                     "average": average.state_dict() if average is not None else None,
                     "scaler": scaler.state_dict(),
                     "finished": finished,
+                    **extra,
                 },
             )
             saved = time.monotonic()

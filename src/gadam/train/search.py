@@ -364,6 +364,7 @@ def recipe_of(recipe: Recipe, trial: Trial) -> Recipe:
         evaluate_every=trial.epochs,
         evaluate_on=("validation",),
         keep_iterates=0,
+        blocks=0,
     )
 
 
