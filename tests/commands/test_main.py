@@ -26,6 +26,7 @@ POSITIONALS = {
     "report": ["DIR [DIR ...]"],
     "verify": ["DIR"],
     "analyze": ["DIR"],
+    "tails": ["RUN"],
     "theory": ["NAME", "[RUN]"],
     "bench": ["[NETWORK ...]"],
 }
