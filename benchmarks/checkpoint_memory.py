@@ -117,11 +117,10 @@ def measure(count: int, shard: int, tensor: int, checkpoints: int, layout: str) 
 
 
 ROWS = [
-    {"layout": "safetensors", "count": 4, "shard": 128, "tensor": 16, "checkpoints": 4},
-    {"layout": "safetensors", "count": 4, "shard": 128, "tensor": 128, "checkpoints": 4},
-    {"layout": "safetensors", "count": 8, "shard": 128, "tensor": 16, "checkpoints": 4},
-    {"layout": "torch", "count": 1, "shard": 256, "tensor": 16, "checkpoints": 4},
-    {"layout": "dcp", "count": 1, "shard": 256, "tensor": 16, "checkpoints": 4},
+    {"layout": "safetensors", "count": 4, "shard": 128, "tensor": 16, "checkpoints": 2},
+    {"layout": "safetensors", "count": 4, "shard": 128, "tensor": 128, "checkpoints": 2},
+    {"layout": "torch", "count": 1, "shard": 256, "tensor": 16, "checkpoints": 2},
+    {"layout": "dcp", "count": 1, "shard": 256, "tensor": 16, "checkpoints": 2},
 ]
 
 

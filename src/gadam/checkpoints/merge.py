@@ -18,6 +18,7 @@ __all__ = ["Merge", "check_match", "statistics_of"]
 # Elements to sum at a time, at least. Opening all checkpoints takes longer than summing fewer.
 _GROUP = 2**22
 _GROUPS = 16  # of the tensors of a file, at most
+_SPAN = 2**20  # elements to add at a time: torch converts them to float64 in a copy
 
 
 @dataclass(frozen=True)
@@ -106,11 +107,11 @@ class Merge(Source):
         for name, size in sizes.items():
             start = 0
             while start < size or size == 0:
-                stop = min(size, start + room) if self._splits else size
+                stop = min(size, start + (min(room, _SPAN) if self._splits else _SPAN))
                 group.append(_Span(name, start, stop))
                 room -= stop - start
                 start = stop
-                if room <= 0:
+                if room <= 0 and (self._splits or start == size):
                     yield group
                     group, room = [], limit
                 if size == 0:
