@@ -192,3 +192,16 @@ def test_network_of_the_documentation(build, tmp_path):
     page = (Path(__file__).parents[2] / "docs" / "own-data.md").read_text()
     (tmp_path / "nets.py").write_text(page.split("```python\n")[1].split("```")[0])
     assert build("nets:Net")(torch.zeros(2, *SHAPE)).shape == (2, 4)
+
+
+def test_a_helper_of_the_same_name_in_another_folder_is_not_used(tmp_path, monkeypatch):
+    for folder, width in (("a", 3), ("b", 5)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "widths.py").write_text(f"width = {width}\n")
+        (tmp_path / folder / f"net_{folder}.py").write_text(
+            "from torch import nn\nfrom widths import width\n\n\n"
+            "def net(input_shape):\n    return nn.Sequential(nn.Flatten(), nn.LazyLinear(width))\n"
+        )
+        monkeypatch.chdir(tmp_path / folder)
+        network = own_network.build(f"net_{folder}:net", width, (1, 4, 4))
+        assert network(torch.zeros(2, 1, 4, 4)).shape == (2, width)

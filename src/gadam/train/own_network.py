@@ -11,7 +11,7 @@ import inspect
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -108,9 +108,8 @@ def _importable(module: str) -> Iterator[str]:
         raise RecipeError("model must be package.module:factory, with a module before the colon.")
     try:
         _, root, module_name = find_file(module)
-        current = code_hash(module)
-        outdated = _imported.get(module_name, current) != current or _is_other(module)
-        loaded = local_modules(module)
+        current, loaded = code_hash(module), local_modules(module)
+        outdated = _imported.get(module_name, current) != current or _are_others(loaded)
     except CodeError as error:
         near = did_you_mean(module, [file.stem for file in Path.cwd().glob("*.py")])
         hint = f"Did you mean {near!r}?" if near else "Check `model`."
@@ -131,11 +130,13 @@ def _importable(module: str) -> Iterator[str]:
         sys.path.remove(str(root))
 
 
-def _is_other(module: str) -> bool:
-    """Return True if a module of the same name was imported from another file."""
-    file, _, module_name = find_file(module)
-    found = getattr(sys.modules.get(module_name), "__file__", None)
-    return found is not None and Path(found).resolve() != file
+def _are_others(modules: Mapping[str, Path]) -> bool:
+    """Return True if a module of one of these names was imported from another file."""
+    for name, file in modules.items():
+        found = getattr(sys.modules.get(name), "__file__", None)
+        if found is not None and Path(found).resolve() != file.resolve():
+            return True
+    return False
 
 
 def _find(name: str, module_name: str) -> Callable[..., object]:
