@@ -42,6 +42,7 @@ def test_measures_prints_and_writes(tmp_path, capsys):
     # Two moments of four bytes, and four more for the average: there is no hidden state.
     assert results["Gadam"]["state bytes per parameter"] == 8
     assert results["Gadam, a sample every step"]["state bytes per parameter"] == 12
+    assert results["Gadam, blocks of 100 steps"]["state bytes per parameter"] == 12
 
 
 def test_json_is_one_object_per_network(tmp_path, capsys, monkeypatch):

@@ -13,8 +13,11 @@ import importlib.metadata
 import os
 import platform
 import random
+import shutil
 import sys
+import tempfile
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,6 +153,19 @@ def contenders() -> dict[str, Builder]:
         step.extra = list(averaged.module.parameters())  # type: ignore[attr-defined]
         return step, optimizer
 
+    def with_blocks(params: list[nn.Parameter]) -> tuple[Step, Any]:
+        folder = tempfile.mkdtemp(prefix="gadam-bench-")
+        optimizer = gadam.Gadam(params, lr=1e-3, **decay)
+        blocks = gadam.BlockAverages(optimizer, folder, every=100)
+        weakref.finalize(blocks, shutil.rmtree, folder, ignore_errors=True)
+
+        def step() -> None:
+            optimizer.step()
+
+        states = optimizer.state_dict()["state"].values()
+        step.extra = [state["block_mean"] for state in states]  # type: ignore[attr-defined]
+        return step, optimizer
+
     always = gadam.Averaging(start=1)
     found: dict[str, Builder] = {
         BASE: plain(torch.optim.AdamW, lr=1e-3, fused=True, **decay),
@@ -158,6 +174,7 @@ def contenders() -> dict[str, Builder]:
         "torch AdamW fused + AveragedModel": with_averaged_model,
         "Gadam": plain(gadam.Gadam, lr=1e-3, **decay),
         "Gadam, a sample every step": plain(gadam.Gadam, lr=1e-3, average=always, **decay),
+        "Gadam, blocks of 100 steps": with_blocks,
         "GadamX p=1/8": plain(gadam.GadamX, lr=0.1, **decay),
         "GadamX p=1/8, a sample every step": plain(gadam.GadamX, lr=0.1, average=always, **decay),
         "GadamX p=0.2": plain(gadam.GadamX, lr=0.1, partial=0.2, **decay),
