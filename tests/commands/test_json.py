@@ -31,6 +31,7 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
     ),
     "list": ([], ["experiment"]),
     "data": (["fashion-mini"], ["data"]),
+    "tails": (["trained"], ["tails"]),
     "average": (["step-*.pt", "--out", "averaged.pt"], ["average"]),
     "report": (["made"], ["report"]),
     "analyze": (["made", "--parts", "rate,parameters", "--workers", "1"], ["analysis"]),
@@ -64,6 +65,9 @@ def test_json(command, tmp_path: Path, monkeypatch, capfd):
     made.sweep(tmp_path / "made")
     for step in (1, 2):
         torch.save({"w": torch.ones(2)}, f"step-{step}.pt")
+    if command == "tails":
+        assert main(["train", "compare-gadam", *TINY, "--set", "blocks=1", "--out", "trained"]) == 0
+        capfd.readouterr()
     arguments, events = CASES[command]
     assert main([command, *arguments, "--json"]) == 0
     lines = objects(capfd.readouterr().out)

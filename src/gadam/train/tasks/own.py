@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import MethodType, ModuleType
@@ -135,8 +136,6 @@ def _import(path: str | Path) -> ModuleType:
     """Import a file, or return its module if neither it nor what it imports has changed."""
     file, root, name = find_file(path)
     code, local = code_hash(path), local_modules(path)
-    if sys.path[:1] != [str(root)]:
-        sys.path.insert(0, str(root))
     if (known := _loaded.get(file)) is not None and known[0] == code and _are_current(local):
         return known[1]
     for each in local:
@@ -145,9 +144,26 @@ def _import(path: str | Path) -> ModuleType:
     importlib.invalidate_caches()
     if "." not in name and (not name.isidentifier() or _is_installed(name)):
         name = f"gadam_task_{code[:16]}"  # the file is called my-task.py, or random.py
-    module: ModuleType = _run(lambda: _execute(name, file), file)
+    with _first_on_path(str(root)):
+        module: ModuleType = _run(lambda: _execute(name, file), file)
     _loaded[file] = code, module
     return module
+
+
+@contextmanager
+def _first_on_path(folder: str) -> Iterator[None]:
+    """Put a folder first on Python's path, and last afterwards.
+
+    Functions may import modules of the folder later. They are found at the end, where a file such
+    as random.py does not hide the standard library from this process and its workers.
+    """
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
+        if folder not in sys.path:
+            sys.path.append(folder)
 
 
 def _execute(name: str, file: Path) -> ModuleType:
