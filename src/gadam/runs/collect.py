@@ -10,7 +10,7 @@ from gadam._errors import UserError
 from gadam._names import count
 from gadam.runs.experiment import Experiment
 from gadam.runs.files import Document, Json, RunError, read_json
-from gadam.runs.lines import read_epochs
+from gadam.runs.lines import read_lines
 from gadam.runs.manifest import NAME as MANIFEST
 from gadam.runs.manifest import Verdict, check_run, missing_sections
 from gadam.runs.recipe import Recipe
@@ -276,18 +276,20 @@ def _read_run(path: Path, problems: list[str]) -> RunRecord | None:
         label = content.get("label") or ""
         header = RunHeader.from_dict({"threads": 1, **content, "label": label})
         label = printable(header.label or header.recipe.method)
-        epochs = tuple(read_epochs(folder / "epochs.jsonl"))
+        lines = read_lines(folder / "epochs.jsonl")
     except (UserError, OSError) as error:
         problems.append(_skipped(folder, error))
         return None
     verdict = check_run(folder)
     problems += map(str, verdict.problems)
-    if verdict.concerns("run.json"):
+    # The first line vouches for run.json, and the manifest of a finished run does.
+    unknown = verdict.state == "unfinished" and lines.damaged > 0 and not lines.records
+    if verdict.concerns("run.json") or unknown:
         problems.append(f"{folder} was skipped: its recipe cannot be trusted.")
         return None
     failure = _read_failure(folder / "failure.json", problems)
     result = _read_result(verdict, problems)
-    return RunRecord(folder, replace(header, label=label), epochs, result, failure)
+    return RunRecord(folder, replace(header, label=label), lines.records, result, failure)
 
 
 def _read_result(verdict: Verdict, problems: list[str]) -> RunResult | None:
