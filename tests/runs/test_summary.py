@@ -8,7 +8,7 @@ from dataclasses import replace
 from statistics import mean, stdev
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gadam.runs import summary
@@ -227,11 +227,12 @@ def test_small_values_keep_three_digits():
 
 
 @given(st.lists(st.floats(-1e3, 1e3), min_size=3, max_size=3), st.integers(0, 6))
+@example([0.0, 0.0, 0.5], 0)
 def test_signs_and_zeros_of_gains_are_those_of_the_numbers(numbers, digits):
     shown = summary.signed(numbers, digits)
     assert len({len(text.partition(".")[2]) for text in shown}) == 1
     for number, text in zip(numbers, shown):
-        if number == 0 or abs(number) >= 0.5 * 10 ** -(digits + 2):
+        if number == 0 or abs(number) > 0.5 * 10 ** -(digits + 2):
             assert (float(text) > 0, float(text) < 0) == (number > 0, number < 0)
         assert abs(float(text) - number) <= 0.51 * 10**-digits
 

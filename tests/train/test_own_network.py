@@ -205,3 +205,15 @@ def test_a_helper_of_the_same_name_in_another_folder_is_not_used(tmp_path, monke
         monkeypatch.chdir(tmp_path / folder)
         network = own_network.build(f"net_{folder}:net", width, (1, 4, 4))
         assert network(torch.zeros(2, 1, 4, 4)).shape == (2, width)
+
+
+def test_a_file_does_not_replace_the_standard_library(tmp_path, monkeypatch):
+    (tmp_path / "random.py").write_text(
+        "from torch import nn\n\n\n"
+        "def net():\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(16, 3))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    before = sys.modules["random"], list(sys.path)
+    assert own_network.build("random.py:net", 3, (1, 4, 4)) is not None
+    assert (sys.modules["random"], sys.path) == before

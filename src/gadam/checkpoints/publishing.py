@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from gadam.average.export import sync
 from gadam.checkpoints.errors import CheckpointError
 from gadam.runs.files import explain_os_error
 
@@ -58,7 +59,7 @@ def published(target: Path) -> Iterator[Path]:
             temporary.rename(target)  # fails if the target is a folder with files
         else:
             _move_file(temporary, target)
-        _sync(target.parent)
+        sync(target.parent)
     except OSError as error:
         raise CheckpointError(explain_os_error(error, target)) from error
     finally:
@@ -110,14 +111,4 @@ def _sync_tree(root: Path) -> None:
     if root.is_dir():
         for path in root.iterdir():
             _sync_tree(path)
-    _sync(root)
-
-
-def _sync(path: Path) -> None:
-    if path.is_dir() and os.name != "posix":
-        return
-    descriptor = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync(root)

@@ -119,7 +119,7 @@ def signed(numbers: Sequence[float], digits: int) -> list[str]:
     """
     least = min((abs(number) for number in numbers if abs(number) > 1e-12), default=1.0)
     for _ in range(2):
-        digits += least < 0.5 * 10**-digits
+        digits += float(f"{least:.{digits}f}") == 0
     return [f"{number if abs(number) > 1e-12 else 0.0:+.{digits}f}" for number in numbers]
 
 

@@ -9,10 +9,8 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -20,15 +18,14 @@ import torch
 from torch import Tensor, nn
 
 from gadam._names import did_you_mean
-from gadam.runs.code import CodeError, code_hash, find_file, local_modules
+from gadam.runs.code import CodeError, find_file
 from gadam.runs.recipe import RecipeError
+from gadam.train import user_code
+from gadam.train.user_code import first_on_path, import_code
 
 __all__ = ["build", "is_own", "module_of"]
 
 _Shape = tuple[int, int, int]
-
-# The hash of each module at the time when it was imported.
-_imported: dict[str, str] = {}
 
 
 def is_own(name: str) -> bool:
@@ -76,8 +73,9 @@ def build(name: str, num_classes: int, input_shape: _Shape) -> nn.Module:
         RecipeError: The factory cannot be found or called, or its network does not fit.
     """
     # A caller may ask for the meta device. A user's code need not support it.
-    with _importable(module_of(name)) as module_name, torch.device("cpu"):
-        factory = _find(name, module_name)
+    with torch.device("cpu"):
+        factory, root = _find(name)
+    with torch.device("cpu"), first_on_path(root):
         network = _call(name, factory, {"num_classes": num_classes, "input_shape": input_shape})
         _check_scores(name, network, num_classes, input_shape)
     if not any(weight.requires_grad for weight in network.parameters()):
@@ -94,22 +92,20 @@ def check_name(name: str) -> None:
     Raises:
         RecipeError: There is no such module or factory.
     """
-    with _importable(module_of(name)) as module_name:
-        _find(name, module_name)
+    _find(name)
 
 
-# ------------------------------------------------------------------------------------- importing
+# --------------------------------------------------------------------------------------- finding
 
 
-@contextmanager
-def _importable(module: str) -> Iterator[str]:
-    """Put the folder of a module first on Python's path, and yield the module's name."""
+def _find(name: str) -> tuple[Callable[..., object], Path]:
+    """Return a factory, and the folder that its imports start from."""
+    module = module_of(name)
     if not module:
         raise RecipeError("model must be package.module:factory, with a module before the colon.")
     try:
-        _, root, module_name = find_file(module)
-        current, loaded = code_hash(module), local_modules(module)
-        outdated = _imported.get(module_name, current) != current or _are_others(loaded)
+        root = find_file(module)[1]
+        found: object = import_code(module)
     except CodeError as error:
         near = did_you_mean(module, [file.stem for file in Path.cwd().glob("*.py")])
         hint = f"Did you mean {near!r}?" if near else "Check `model`."
@@ -118,35 +114,10 @@ def _importable(module: str) -> Iterator[str]:
         raise RecipeError(
             f"There is no module {module!r} in the working directory or the environment. {hint}"
         ) from None
-    if outdated:  # edited since, or a module of the same name in another folder
-        for each in (*loaded, module_name.split(".")[0]):
-            sys.modules.pop(each, None)
-        importlib.invalidate_caches()
-    _imported[module_name] = current
-    sys.path.insert(0, str(root))
-    try:
-        yield module_name
-    finally:
-        sys.path.remove(str(root))
-
-
-def _are_others(modules: Mapping[str, Path]) -> bool:
-    """Return True if a module of one of these names was imported from another file."""
-    for name, file in modules.items():
-        found = getattr(sys.modules.get(name), "__file__", None)
-        if found is not None and Path(found).resolve() != file.resolve():
-            return True
-    return False
-
-
-def _find(name: str, module_name: str) -> Callable[..., object]:
-    attributes = name.rpartition(":")[2]
-    try:
-        found: object = importlib.import_module(module_name)
     except Exception as error:
-        raise RecipeError(f"Cannot import {module_of(name)}: {_describe(error)}") from error
-    place = module_of(name)
-    for attribute in attributes.split("."):
+        raise RecipeError(f"Cannot import {module}: {_describe(error)}") from error
+    place = module
+    for attribute in name.rpartition(":")[2].split("."):
         if not hasattr(found, attribute):
             near = did_you_mean(attribute, _public_names(found))
             hint = f" Did you mean {near!r}?" if near else ""
@@ -158,7 +129,7 @@ def _find(name: str, module_name: str) -> Callable[..., object]:
             f"{name} is not callable, but of type {type(found).__name__}. Name a function or class "
             "that returns a network."
         )
-    return found
+    return found, root
 
 
 def _public_names(found: object) -> list[str]:
@@ -173,7 +144,7 @@ def _describe(error: Exception) -> str:
     said = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     torch_folder = str(Path(torch.__file__).parent)
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        ours = frame.filename == __file__ or frame.filename.startswith("<")
+        ours = frame.filename in (__file__, user_code.__file__) or frame.filename.startswith("<")
         if not ours and not frame.filename.startswith((torch_folder, importlib.__path__[0])):
             return f"{said.rstrip('.')} ({Path(frame.filename).name}, line {frame.lineno})."
     return f"{said.rstrip('.')}."

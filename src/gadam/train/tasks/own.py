@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from importlib.util import module_from_spec, spec_from_file_location
+from collections.abc import Callable
 from pathlib import Path
-from types import MethodType, ModuleType
+from types import MethodType
 from typing import Any
 
 from gadam._errors import UserError
 from gadam._names import did_you_mean
-from gadam.runs.code import code_hash, find_file, local_modules
+from gadam.runs.code import code_hash, find_file
 from gadam.runs.recipe import OwnTask
 from gadam.train.tasks.task import REQUIRED, Task, TaskError
+from gadam.train.user_code import import_code
 
 __all__ = ["as_task", "describe", "load_task"]
-
-# The modules of users' files, with the hash of their code.
-_loaded: dict[Path, tuple[str, ModuleType]] = {}
 
 
 def describe(path: str | Path, function: str = "task") -> OwnTask:
@@ -63,8 +58,9 @@ def describe(path: str | Path, function: str = "task") -> OwnTask:
 def load_task(path: str | Path, function: str = "task") -> Task:
     """Import a user's file and call the function that returns its task.
 
-    The file's folder comes first on ``sys.path`` from then on, so the file can import modules
-    beside it, as if it were run as a script. If the code has changed since the last call, it and
+    The file can import modules beside it, as if it were run as a script. Its functions can, too:
+    the folder stays at the end of ``sys.path``, where a file such as random.py does not hide the
+    standard library from worker processes. If the code has changed since the last call, it and
     those modules are imported again.
 
     Args:
@@ -79,8 +75,10 @@ def load_task(path: str | Path, function: str = "task") -> Task:
         TaskError: The file raises an error, or has no such function, or the function does not
             return a task.
     """
-    file = find_file(path)[0]
-    module = _import(path)
+    file, root, _ = find_file(path)
+    module = _run(lambda: import_code(path), file)
+    if str(root) not in sys.path:
+        sys.path.append(str(root))
     factory = getattr(module, function, None)
     if not callable(factory):
         near = did_you_mean(function, [name for name, v in vars(module).items() if callable(v)])
@@ -130,73 +128,6 @@ def _defines(task: object, member: str) -> bool:
     return getattr(type(task), member, None) is not getattr(Task, member, None) or (
         member in getattr(task, "__dict__", {})
     )
-
-
-def _import(path: str | Path) -> ModuleType:
-    """Import a file, or return its module if neither it nor what it imports has changed."""
-    file, root, name = find_file(path)
-    code, local = code_hash(path), local_modules(path)
-    if (known := _loaded.get(file)) is not None and known[0] == code and _are_current(local):
-        return known[1]
-    for each in local:
-        if not _is_installed(each):
-            sys.modules.pop(each, None)
-    importlib.invalidate_caches()
-    if "." not in name and (not name.isidentifier() or _is_installed(name)):
-        name = f"gadam_task_{code[:16]}"  # the file is called my-task.py, or random.py
-    with _first_on_path(str(root)):
-        module: ModuleType = _run(lambda: _execute(name, file), file)
-    _loaded[file] = code, module
-    return module
-
-
-@contextmanager
-def _first_on_path(folder: str) -> Iterator[None]:
-    """Put a folder first on Python's path, and last afterwards.
-
-    Functions may import modules of the folder later. They are found at the end, where a file such
-    as random.py does not hide the standard library from this process and its workers.
-    """
-    sys.path.insert(0, folder)
-    try:
-        yield
-    finally:
-        sys.path.remove(folder)
-        if folder not in sys.path:
-            sys.path.append(folder)
-
-
-def _execute(name: str, file: Path) -> ModuleType:
-    if "." in name or file.name == "__init__.py":
-        return importlib.import_module(name)
-    spec = spec_from_file_location(name, file)
-    assert spec is not None, "a .py file has a loader"
-    assert spec.loader is not None
-    module = sys.modules[name] = module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
-
-
-def _are_current(local: Mapping[str, Path]) -> bool:
-    """Return True if no module of these names was imported from another place."""
-    return all(
-        str(file) == getattr(sys.modules[name], "__file__", None)
-        for name, file in local.items()
-        if name in sys.modules and not _is_installed(name)
-    )
-
-
-def _is_installed(name: str) -> bool:
-    """Return True if a module of this name must not be replaced by a user's."""
-    top = name.split(".")[0]
-    place = getattr(sys.modules.get(top), "__file__", None) or ""
-    parts = Path(place).parts
-    installed = "site-packages" in parts or "dist-packages" in parts
-    return installed or top == "gadam" or top in sys.stdlib_module_names
 
 
 def _run(function: Callable[[], Any], file: Path) -> Any:

@@ -64,7 +64,7 @@ class SupervisedTask(Task[Any]):
             the metric's name.
         mode: Whether a larger ("max") or smaller ("min") metric is better. Required for a function.
         batch_size: Examples per step. Functions choose their own.
-        epochs: The epochs that ``gadam compare`` trains for, unless it is told otherwise.
+        epochs: The epochs that ``gadam compare`` trains for by default.
         forward: For batches that are not pairs.
         collate: Joins a list of samples of a dataset to a batch. The default is torch's.
         workers: Processes that load the samples of a dataset.

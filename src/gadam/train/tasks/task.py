@@ -54,7 +54,7 @@ class Task(Protocol[BatchT]):
         mode: Whether a larger ("max") or smaller ("min") metric is better.
         splits: The splits to evaluate: "validation" if there is one, and "test".
         notices: Sentences for the user, for example about the data.
-        epochs: The epochs that ``gadam compare`` trains for, unless it is told otherwise.
+        epochs: The epochs that ``gadam compare`` trains for by default.
 
     Example:
         A denoising autoencoder, which has no labels:
