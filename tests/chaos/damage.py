@@ -75,13 +75,15 @@ def damage(path: Path, rng: random.Random) -> str:
 
 
 def choose(folder: Path, pattern: str, rng: random.Random) -> Path:
-    """Choose a file.
+    """Choose a file. If it is the lock, create it, as a killed process leaves it.
 
     Args:
         folder: Where.
         pattern: Which files.
         rng: The source of randomness.
     """
+    if pattern == KINDS["lock"]:
+        (folder / pattern).touch()
     return rng.choice(sorted(path for path in folder.glob(pattern) if path.is_file()))
 
 

@@ -409,7 +409,7 @@ def damages(home: Path, count: int, rng: random.Random) -> dict[str, Tally]:
         seed = rng.randrange(2**32)
         if kind in KINDS:
             source = rng.choice([finished, stopped])
-            if not list(source.glob(KINDS[kind])):
+            if kind != "lock" and not list(source.glob(KINDS[kind])):
                 source = finished
             task = partial(_damage_run, source, home / "damaged", kind, recipe, finished, seed)
         else:

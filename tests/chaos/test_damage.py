@@ -59,7 +59,7 @@ def test_a_damaged_file_never_leads_to_wrong_numbers(runs, state, kind, times, s
     folder = fresh_copy(runs / state, runs.parent / "damaged")
     expected = collect([folder])
     pattern = KINDS[kind]
-    if not list(folder.glob(pattern)):
+    if kind != "lock" and not list(folder.glob(pattern)):
         return
     before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
     what = []
