@@ -12,7 +12,7 @@ from gadam.runs.experiment import Experiment
 from gadam.runs.files import Document, Json, RunError, read_json
 from gadam.runs.lines import read_lines
 from gadam.runs.manifest import NAME as MANIFEST
-from gadam.runs.manifest import Verdict, check_run, missing_sections
+from gadam.runs.manifest import RunCheck, check_run, missing_sections
 from gadam.runs.recipe import Recipe
 from gadam.runs.record import EpochRecord, RunHeader, RunResult
 
@@ -280,28 +280,28 @@ def _read_run(path: Path, problems: list[str]) -> RunRecord | None:
     except (UserError, OSError) as error:
         problems.append(_skipped(folder, error))
         return None
-    verdict = check_run(folder)
-    problems += map(str, verdict.problems)
+    check = check_run(folder)
+    problems += map(str, check.problems)
     # The first line vouches for run.json, and the manifest of a finished run does.
-    unknown = verdict.state == "unfinished" and lines.damaged > 0 and not lines.records
-    if verdict.concerns("run.json") or unknown:
+    unknown = check.state == "unfinished" and lines.damaged > 0 and not lines.records
+    if check.concerns("run.json") or unknown:
         problems.append(f"{folder} was skipped: its recipe cannot be trusted.")
         return None
     failure = _read_failure(folder / "failure.json", problems)
-    result = _read_result(verdict, problems)
+    result = _read_result(check, problems)
     return RunRecord(folder, replace(header, label=label), lines.records, result, failure)
 
 
-def _read_result(verdict: Verdict, problems: list[str]) -> RunResult | None:
+def _read_result(check: RunCheck, problems: list[str]) -> RunResult | None:
     """Return the result, unless the run is not finished or the result was changed."""
-    if verdict.state == "unfinished":
+    if check.state == "unfinished":
         return None
-    if not verdict.concerns("result.json", MANIFEST):
+    if not check.concerns("result.json", MANIFEST):
         try:
-            return RunResult.from_dict(read_json(verdict.folder / "result.json"))
+            return RunResult.from_dict(read_json(check.folder / "result.json"))
         except (ValueError, RunError):  # it has just been replaced
             pass
-    problems.append(f"The result of {verdict.folder} was left out.")
+    problems.append(f"The result of {check.folder} was left out.")
     return None
 
 

@@ -49,7 +49,7 @@ from gadam.runs.files import (
 )
 from gadam.runs.lines import chained, read_epochs, with_hash, without_hash
 from gadam.runs.manifest import NAME as MANIFEST
-from gadam.runs.manifest import FileHash, Verdict, check_run, write_manifest
+from gadam.runs.manifest import FileHash, RunCheck, check_run, write_manifest
 from gadam.runs.recipe import Recipe, differences
 from gadam.runs.record import FORMAT, EpochRecord, RunHeader, RunResult
 
@@ -223,8 +223,8 @@ class RunFolder:
             RunError: The folder holds another run, or is damaged beyond repair.
         """
         assert self._is_locked, "another process may be writing"
-        verdict = check_run(self.folder)
-        if self._is_intact(verdict):
+        check = check_run(self.folder)
+        if self._is_intact(check):
             header = self._read_header()
             self._refuse_others(header)
             return header.threads
@@ -236,12 +236,12 @@ class RunFolder:
             self.history = self._checkpoint.history
             self._adopt_code(header)
             self._restore_header()
-            self._discard_result(verdict)
+            self._discard_result(check)
             return header.threads
         if self._holds_something():
             self._refuse_others(self._read_header())
         if (self.folder / "result.json").exists():
-            reason = verdict.first(*_RECORD) or f"It has no {MANIFEST}."
+            reason = check.first(*_RECORD) or f"It has no {MANIFEST}."
             raise RunError(
                 f"{self.folder} is not as the run wrote it, and there is no checkpoint to restore "
                 f"it from. {reason} Pass a different --out, or remove the folder to train again."
@@ -276,9 +276,9 @@ class RunFolder:
                     return True
         return bool(self._checkpoints())
 
-    def _is_intact(self, verdict: Verdict) -> bool:
+    def _is_intact(self, check: RunCheck) -> bool:
         """Return True if the run has ended, and its result can be trusted."""
-        return verdict.state != "unfinished" and not verdict.concerns(*_RECORD)
+        return check.state != "unfinished" and not check.concerns(*_RECORD)
 
     def _read_bytes(self, name: str) -> bytes:
         path = self.folder / name
@@ -349,14 +349,14 @@ class RunFolder:
         write_atomically(path, self._header)
         self.damaged.append(f"{path} was changed. It was restored.")
 
-    def _discard_result(self, verdict: Verdict) -> None:
+    def _discard_result(self, check: RunCheck) -> None:
         """Remove a result that cannot be trusted. The last checkpoint restores it."""
-        for problem in verdict.problems:
+        for problem in check.problems:
             if problem.path.name in ("result.json", MANIFEST):
                 self.damaged.append(f"{problem} It is restored from the last checkpoint.")
         for name in ("result.json", MANIFEST):
             path = self.folder / name
-            if verdict.concerns(name) and path.exists():
+            if check.concerns(name) and path.exists():
                 path.replace(path.with_name(f"{name}.damaged"))
             path.unlink(missing_ok=True)
 
@@ -367,12 +367,12 @@ class RunFolder:
         Raises:
             RunError: A file of the record is not as the run wrote it.
         """
-        verdict = check_run(self.folder)
-        if verdict.state == "unfinished":
+        check = check_run(self.folder)
+        if check.state == "unfinished":
             return None
-        if not self._is_intact(verdict):
+        if not self._is_intact(check):
             raise RunError(
-                f"{verdict.first(*_RECORD)} Rerun the command that trains it to restore it."
+                f"{check.first(*_RECORD)} Rerun the command that trains it to restore it."
             )
         return RunResult.from_dict(read_json(self.folder / "result.json"))
 

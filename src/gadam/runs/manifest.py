@@ -34,7 +34,7 @@ from gadam.runs.record import RunHeader, RunResult
 __all__ = [
     "FileHash",
     "Problem",
-    "Verdict",
+    "RunCheck",
     "check_run",
     "check_tree",
     "drop_weights",
@@ -99,7 +99,7 @@ class Problem(NamedTuple):
         return f"{self.path} {self.reason}."
 
 
-class Verdict(NamedTuple):
+class RunCheck(NamedTuple):
     """What the check of a run found.
 
     Args:
@@ -154,7 +154,7 @@ def drop_weights(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def check_run(folder: Path, *, weights: bool = False) -> Verdict:
+def check_run(folder: Path, *, weights: bool = False) -> RunCheck:
     """Check that the files of a run are as the run wrote them.
 
     Args:
@@ -163,7 +163,7 @@ def check_run(folder: Path, *, weights: bool = False) -> Verdict:
             their size is compared, and they may be missing: reports do not need them.
     """
     if (folder / NAME).exists():
-        return Verdict(folder, "finished", tuple(_check_manifest(folder, weights)))
+        return RunCheck(folder, "finished", tuple(_check_manifest(folder, weights)))
     problems = [*_check_header(folder)]
     try:
         lines = read_lines(folder / "epochs.jsonl")
@@ -177,9 +177,9 @@ def check_run(folder: Path, *, weights: bool = False) -> Verdict:
         problems.append(Problem(folder / "epochs.jsonl", f"has {damaged}"))
     if not finished:
         # A run that was killed before it wrote its manifest rewrites its result when it resumes.
-        return Verdict(folder, "unfinished", tuple(problems))
+        return RunCheck(folder, "unfinished", tuple(problems))
     problems += _check_result(folder / "result.json", lines)
-    return Verdict(folder, "unverified", tuple(problems))
+    return RunCheck(folder, "unverified", tuple(problems))
 
 
 def _check_manifest(folder: Path, weights: bool) -> Iterator[Problem]:
@@ -257,7 +257,7 @@ def _same(a: object, b: object) -> bool:
 # ------------------------------------------------------------------------------------- whole trees
 
 
-def check_tree(folder: Path, *, weights: bool = False) -> Iterator[Verdict | Problem]:
+def check_tree(folder: Path, *, weights: bool = False) -> Iterator[RunCheck | Problem]:
     """Check every run in or below a folder, and the other files that carry hashes.
 
     Args:
@@ -265,7 +265,7 @@ def check_tree(folder: Path, *, weights: bool = False) -> Iterator[Verdict | Pro
         weights: Hash checkpoints and iterates too.
 
     Yields:
-        A verdict per run, in the order of the folders' names, then problems with other files.
+        A check per run, in the order of the folders' names, then problems with other files.
     """
     names = {*_SMALL, NAME}
     runs, sealed, notebooks = set(), [], []

@@ -331,10 +331,9 @@ class Comparison:
 def method_recipe(task: Recipe, method: str) -> Recipe:
     """Return the recipe of a method for a task, with the method's usual setting.
 
-    A base optimizer decays its learning rate to zero along a cosine. That is a stronger baseline
-    than the paper's linear decay, which holds the full rate for half of the run: a comparison with
-    a weak baseline shows nothing. A method that averages holds half of its rate from the middle
-    of the run on, and averages from there.
+    A base optimizer decays its learning rate to zero along a cosine, which is more common today
+    than the paper's linear decay. A method that averages holds half of its rate from the middle of
+    the run on, and averages from there.
 
     Args:
         task: A recipe with the model, the data, the epochs and the batch size.

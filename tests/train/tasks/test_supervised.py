@@ -384,3 +384,17 @@ def test_epochs_of_different_lengths_are_refused() -> None:
 def test_worker_processes_load_the_same_batches() -> None:
     alone, helped = make(train=Pairs()), make(train=Pairs(), workers=1)
     assert inputs(helped) == inputs(alone)
+
+
+def test_all_mistakes_of_the_arguments_are_reported_at_once():
+    with pytest.raises(TaskError) as error:
+        SupervisedTask(
+            model=nn.Linear(4, 2),
+            train=(torch.zeros(10, 4), torch.zeros(9)),
+            metric="acuracy",
+            batch_size=0,
+        )
+    first, *listed = str(error.value).splitlines()
+    assert first == "The task has 4 problems:"
+    for line, part in zip(listed, ("model must be", "batch_size must be", "acuracy", "train")):
+        assert part in line

@@ -98,11 +98,7 @@ have been chosen.'
         check = _Check(_resolved(task), torch.device(device))
         check.run()
     if check.problems:
-        problems = list(dict.fromkeys(check.problems))
-        if len(problems) == 1:
-            raise TaskError(problems[0])
-        listed = "".join(f"\n- {problem}" for problem in problems)
-        raise TaskError(f"The task has {len(problems)} problems:{listed}")
+        raise TaskError(*dict.fromkeys(check.problems))
     found = check.task
     return TaskReport(
         found.metric,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol, TypeAlias, cast
 
 import torch
@@ -107,25 +108,31 @@ class SupervisedTask(Task[Any]):
         collate: Callable[[list[Any]], Any] | None = None,
         workers: int = 0,
     ) -> None:
+        problems: list[str] = []
         if isinstance(model, nn.Module) or not callable(model):
-            raise TaskError(
+            problems.append(
                 "model must be a function that returns a new model, such as model=lambda: MyNet(), "
                 f"got a {type(model).__name__}. Each seed draws its own initial weights."
             )
         if not callable(loss):
-            raise TaskError(f"loss must be a function of (outputs, targets), got {loss!r}.")
+            problems.append(f"loss must be a function of (outputs, targets), got {loss!r}.")
         for name, value in (("batch_size", batch_size), ("epochs", epochs)):
             if value < 1:
-                raise TaskError(f"{name} must be at least 1, got {value}.")
-        self.metric, self.mode = _described(metric, mode)
+                problems.append(f"{name} must be at least 1, got {value}.")
+        with _gathered(problems):
+            self.metric, self.mode = _described(metric, mode)
+        given = {"train": train, "validation": validation, "test": test}
+        self._data: dict[str, _Samples | _Function] = {}
+        for name, split in given.items():
+            if split is not None:
+                with _gathered(problems):
+                    self._data[name] = _checked(split, name)
+        if problems:
+            raise TaskError(*problems)
         self.batch_size, self.epochs = batch_size, epochs
         self._metric, self._loss, self._build = metric, loss, model
         self._forward = forward or _forward_pair
         self._collate, self._workers = collate or collate_tensors, workers
-        given = {"train": train, "validation": validation, "test": test}
-        self._data = {
-            name: _checked(split, name) for name, split in given.items() if split is not None
-        }
         if validation is None:
             self._data["train"], self._data["validation"] = _held_out(self._data["train"])
         if test is None:
@@ -307,6 +314,15 @@ class _Samples(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, place: int, /) -> Any: ...
+
+
+@contextmanager
+def _gathered(problems: list[str]) -> Iterator[None]:
+    """Add the problems that a block reports to a list."""
+    try:
+        yield
+    except TaskError as error:
+        problems += error.problems
 
 
 def _forward_pair(model: nn.Module, batch: Any) -> tuple[Any, Any]:

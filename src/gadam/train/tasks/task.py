@@ -31,7 +31,24 @@ REQUIRED = ("setup", "model", "metric", "mode", "steps", "batches", "loss", "eva
 
 
 class TaskError(UserError, ValueError):
-    """A task cannot be used. The message says what is wrong, and what to do."""
+    """A task cannot be used. The message says what is wrong, and what to do.
+
+    Args:
+        *problems: One sentence per problem. Several become a list in one message.
+
+    Example:
+        >>> print(TaskError("epochs must be at least 1, got 0.", "loss must be a function."))
+        The task has 2 problems:
+        - epochs must be at least 1, got 0.
+        - loss must be a function.
+    """
+
+    def __init__(self, *problems: str) -> None:
+        self.problems = problems
+        listed = "".join(f"\n- {problem}" for problem in problems)
+        super().__init__(
+            problems[0] if len(problems) == 1 else f"The task has {len(problems)} problems:{listed}"
+        )
 
 
 @runtime_checkable
