@@ -30,8 +30,8 @@ def context() -> ForkServerContext:
 @contextmanager
 def for_sweeps() -> Iterator[None]:
     """Use such processes as the workers of sweeps inside this block."""
-    from gadam.train import sweep
+    from gadam.train.launchers import local
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sweep, "multiprocessing", SimpleNamespace(get_context=lambda _: context()))
+        patch.setattr(local, "multiprocessing", SimpleNamespace(get_context=lambda _: context()))
         yield

@@ -1,22 +1,16 @@
-"""Run many jobs on all cores, with one process and one thread each.
+"""Many runs at once: what a job is, who receives its events, and who runs it.
 
-Workers stay alive between jobs, because importing torch takes seconds. If a job fails or its
-process dies, that is reported and the others continue. Finished jobs are not run again.
+A :class:`Launcher` runs the jobs: in processes of this machine, or on a Ray cluster. If a job
+fails, that is reported and the others continue. Finished jobs are not run again.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import signal
-import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnContext
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -26,7 +20,16 @@ from gadam.runs.recipe import Recipe
 from gadam.runs.record import POINTS, EpochRecord, RunResult
 from gadam.runs.summary import decimals, is_percentage
 
-__all__ = ["Job", "Listener", "TrainingJob", "available_cores", "sweep"]
+__all__ = [
+    "Job",
+    "Launcher",
+    "Listener",
+    "Sweep",
+    "TrainingJob",
+    "available_cores",
+    "run_job",
+    "sweep",
+]
 
 
 class Reportable(Protocol):
@@ -196,6 +199,77 @@ class Listener(Protocol):
         ...
 
 
+Then: TypeAlias = Callable[[Any, Any], Iterable[Job]]
+# A kind and its content: ("progress", done, update), ("notice", sentence), ("finished", result),
+# ("failed", reason).
+Message: TypeAlias = tuple[Any, ...]
+
+
+class Sweep:
+    """The jobs of a sweep: those that wait, and the results of those that ended.
+
+    Args:
+        jobs: In the order in which to start them.
+        listener: Receives every event, in this process.
+        then: As for :func:`sweep`.
+
+    Attributes:
+        waiting: The jobs that no launcher has taken yet.
+        results: The result of each job that ended, or None if it failed.
+    """
+
+    def __init__(self, jobs: Iterable[Job], listener: Listener, then: Then | None = None) -> None:
+        self.waiting: deque[Job] = deque(jobs)
+        self.results: dict[Any, Any] = {}
+        self._listener, self._then = listener, then
+
+    def start(self, job: Job) -> None:
+        """Report that a job begins. Call this once per job.
+
+        Args:
+            job: The job.
+        """
+        self._listener.on_start(job)
+
+    def report(self, job: Job, message: Message) -> None:
+        """Report what a job sent. A job that ends may add others to those that wait.
+
+        Args:
+            job: The job, which was started.
+            message: From :func:`run_job`.
+        """
+        kind, *content = message
+        if kind == "progress":
+            self._listener.on_progress(job, *content)
+        elif kind == "notice":
+            self._listener.on_notice(job, *content)
+        else:
+            is_finished = kind == "finished"
+            self.results[job] = content[0] if is_finished else None
+            (self._listener.on_finish if is_finished else self._listener.on_failure)(job, *content)
+            if self._then is not None:
+                self.waiting += self._then(job, self.results[job])
+
+
+class Launcher(Protocol):
+    """Runs the jobs of a sweep somewhere."""
+
+    @property
+    def slots(self) -> int:
+        """How many jobs can run at a time."""
+        ...
+
+    def run(self, sweep: Sweep) -> None:
+        """Run jobs until none is waiting or running.
+
+        On Ctrl-C, or if the listener raises an error, stop the running jobs.
+
+        Args:
+            sweep: The jobs to take, and where to report their events.
+        """
+        ...
+
+
 def available_cores() -> int:
     """Return the number of cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -205,7 +279,8 @@ def sweep(
     jobs: Iterable[Job],
     listener: Listener,
     workers: int | None = None,
-    then: Callable[[Any, Any], Iterable[Job]] | None = None,
+    then: Then | None = None,
+    launcher: Launcher | None = None,
 ) -> dict[Any, Any]:
     """Run all jobs.
 
@@ -214,160 +289,51 @@ def sweep(
     Args:
         jobs: In the order in which to start them.
         listener: Receives every event, in this process.
-        workers: Processes; None means one per core.
+        workers: Processes on this machine; None means one per core. Not used with a ``launcher``.
         then: Called with each job that ended and its result, or None if it failed. Returns jobs
             to run after those that are waiting.
+        launcher: Where to run the jobs. Default: this machine.
 
     Returns:
         The result of each job, or None if it failed.
     """
-    waiting: deque[Job] = deque(jobs)
-    results: dict[Any, Any] = {}
-    if not waiting:
-        return results
-    count = workers or available_cores()
-    with _pool(min(count, len(waiting)) if then is None else count) as (pool, start):
-        for worker in pool:
-            worker.assign(waiting, listener)
-        while any(worker.job for worker in pool):
-            ready = wait([w.connection for w in pool] + [w.process.sentinel for w in pool])
-            for i, worker in enumerate(pool):
-                if worker.connection in ready or worker.process.sentinel in ready:
-                    job = worker.job
-                    worker.receive(listener, results)
-                    is_dead = not worker.process.is_alive()
-                    if is_dead:
-                        worker.reap(listener, results)
-                    if then is not None and job is not None and worker.job is None:
-                        waiting += then(job, results[job])
-                    if is_dead and waiting:
-                        pool[i] = start()
-            pool[:] = [w for w in pool if w.process.is_alive()]
-            for worker in pool:
-                if worker.job is None and waiting:
-                    worker.assign(waiting, listener)
-    return results
+    if launcher is None:
+        from gadam.train.launchers.local import LocalLauncher  # it imports this module
+
+        launcher = LocalLauncher(workers)
+    work = Sweep(jobs, listener, then)
+    launcher.run(work)
+    return work.results
 
 
-class _Worker:
-    def __init__(self, context: SpawnContext, stop: Any) -> None:
-        self.connection, theirs = context.Pipe()
-        # Not a daemon: daemons may not start the child processes that decode images.
-        self.process = context.Process(target=_work, args=(theirs, stop))
-        with _one_thread(), _ignoring_interrupts():
-            self.process.start()
-        theirs.close()
-        self.job: Job | None = None
+def run_job(job: Job, send: Callable[[Message], None], should_stop: ShouldStop) -> Message | None:
+    """Run a job in this process.
 
-    def assign(self, waiting: deque[Job], listener: Listener) -> None:
-        self.job = waiting.popleft() if waiting else None
-        if self.job is not None:
-            listener.on_start(self.job)
-            with suppress(OSError):  # the process just died; its sentinel reports that
-                self.connection.send(self.job)
+    Args:
+        job: The job.
+        send: Called with messages about progress, and notices.
+        should_stop: Polled often; if it returns True, the job stops.
 
-    def receive(self, listener: Listener, results: dict[Any, Any]) -> None:
-        """Handle the worker's messages."""
-        while self.job is not None:
-            try:
-                if not self.connection.poll():
-                    return
-                kind, *content = self.connection.recv()
-            except (EOFError, OSError):
-                return  # it died: see reap
-            if kind == "progress":
-                listener.on_progress(self.job, *content)
-            elif kind == "notice":
-                listener.on_notice(self.job, *content)
-            else:
-                job, self.job = self.job, None
-                results[job] = content[0] if kind == "finished" else None
-                end = listener.on_finish if kind == "finished" else listener.on_failure
-                end(job, content[0])
+    Returns:
+        The last message: how the job ended. None if it was stopped.
 
-    def reap(self, listener: Listener, results: dict[Any, Any]) -> None:
-        if self.job is not None:
-            code = self.process.exitcode
-            hint = ": out of memory?" if code == -9 else ""
-            results[self.job] = None
-            listener.on_failure(self.job, f"its process died (exit code {code}{hint})")
-            self.job = None
-
-
-@contextmanager
-def _pool(count: int) -> Iterator[tuple[list[_Worker], Callable[[], _Worker]]]:
-    context = multiprocessing.get_context("spawn")
-    stop = context.RawValue("b", 0)  # an Event stays locked if a process is killed inside it
-    workers: list[_Worker] = []
-
-    def start() -> _Worker:
-        workers.append(_Worker(context, stop))
-        return workers[-1]
-
-    try:
-        yield [start() for _ in range(count)], start
-    finally:
-        stop.value = 1
-        for worker in workers:
-            worker.connection.close()
-        for worker in workers:
-            worker.process.join(timeout=5)
-            if worker.process.is_alive():
-                worker.process.terminate()
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Give child processes one thread in libraries that read the environment at startup."""
-    before = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["OMP_NUM_THREADS"]
-        else:
-            os.environ["OMP_NUM_THREADS"] = before
-
-
-@contextmanager
-def _ignoring_interrupts() -> Iterator[None]:
-    """Start child processes with Ctrl-C ignored: the parent handles it."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def _work(connection: Connection, stop: Any) -> None:
-    """Run jobs until the parent closes the connection."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Raises:
+        ConnectionError: ``send`` raised it. The job has stopped.
+    """
     from gadam.train.loop import Stopped
 
-    while True:
-        try:
-            job: Job = connection.recv()
-        except (EOFError, OSError):
-            return
-        outcome: tuple[str, Any]
-        try:
-            result = job.run(
-                on_progress=lambda done, update: connection.send(("progress", done, update)),
-                on_notice=lambda sentence: connection.send(("notice", sentence)),
-                should_stop=lambda: bool(stop.value),
-            )
-            outcome = ("finished", result)
-        except (Stopped, ConnectionError):
-            return
-        except UserError as error:
-            outcome = ("failed", str(error))
-        except Exception:
-            outcome = ("failed", traceback.format_exc())
-        try:
-            connection.send(outcome)
-        except ConnectionError:
-            return
+    try:
+        result = job.run(
+            on_progress=lambda done, update: send(("progress", done, update)),
+            on_notice=lambda sentence: send(("notice", sentence)),
+            should_stop=should_stop,
+        )
+    except Stopped:
+        return None
+    except ConnectionError:
+        raise
+    except UserError as error:
+        return "failed", str(error)
+    except Exception:
+        return "failed", traceback.format_exc()
+    return "finished", result
