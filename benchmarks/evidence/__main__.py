@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import json
 import os
 import signal
 import sys
@@ -13,6 +14,7 @@ from benchmarks.evidence import harness, pilot, results, tuning
 from benchmarks.evidence.harness import Record, Trial
 from benchmarks.evidence.tasks import TASKS, Workload
 from benchmarks.evidence.workers import work
+from gadam.runs.files import write_atomically
 
 
 def main() -> None:
@@ -48,11 +50,13 @@ def run(workloads: list[Workload], folder: Path, workers: int) -> None:
         for record in records:
             print(_line(record), flush=True)
 
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        sys.exit(f"Another process is running the queue of {folder}.")
+    for workload in workloads:
+        file = results.path(workload.name, folder)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            fcntl.flock(os.open(file, os.O_RDWR | os.O_CREAT), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            sys.exit(f"Another process is running {workload.name} in {folder}.")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("Stopped."))  # and stop the workers
     failed = work(lambda: queue(workloads, folder), finish, workers)
     if failed:
@@ -97,15 +101,18 @@ def status(workloads: list[Workload], folder: Path, workers: int) -> None:
 
 
 def run_pilot(workloads: list[Workload], folder: Path, workers: int) -> None:
-    """Train every candidate for the size of a task, one after the other."""
-    records = []
+    """Train every candidate for the size of a task that is not measured yet, one by one."""
+    file = folder / "pilot.json"
+    entries = json.loads(file.read_text()) if file.exists() else []
+    records = [Record.from_json(json.dumps(entry)) for entry in entries]
     for candidate in pilot.CANDIDATES:
         for method in pilot.METHODS:
+            if any((r.trial.task, r.trial.method) == (candidate, method) for r in records):
+                continue
             records += pilot.measure(candidate, method)
             print(_line(records[-1]), flush=True)
-    folder.mkdir(parents=True, exist_ok=True)
-    lines = ",\n".join(record.to_json() for record in records)
-    (folder / "pilot.json").write_text(f"[\n{lines}\n]\n")
+            lines = ",\n".join(record.to_json() for record in records)
+            write_atomically(file, f"[\n{lines}\n]\n".encode())
 
 
 def _is_paid(record: Record) -> bool:

@@ -32,7 +32,7 @@ from gadam.train.tasks import ImageTask, LanguageTask, seed_for
 __all__ = ["EVALUATIONS", "OWN", "Record", "Trial", "run"]
 
 EVALUATIONS = 12  # along a run; of averages at every second one
-OWN = "own"  # the point that the base itself ends at: the iterate, or Schedule-Free's average
+OWN = "own"  # the point that the base itself ends at: the iterate, or its own average
 Number = float | None  # None if it is not finite
 
 
@@ -79,7 +79,8 @@ class Record:
         test: Per point, the metrics at the end. Only the final analysis reads them.
         train_loss: The mean loss over the last twentieth of the steps.
         auto: The steps in which the automatic average started and stopped.
-        diverged: The step in which the loss was not finite.
+        diverged: The step in which the loss was not finite, or in which, after half of the run or
+            more, it was above the first one. The run ends there.
         seconds: CPU seconds per activity.
         parameters: The size of the model.
         versions: The versions that produced the record.
@@ -164,20 +165,21 @@ class _Training:
             self.task._splits = dict(self.task._splits)
             self.task._splits["test"] = subset(self.task._splits["test"], workload.test)
         if isinstance(self.task, LanguageTask):
-            # Ten times as fast as one column, for ten words without context.
-            self.task.EVALUATION_COLUMNS = dict.fromkeys(self.task.EVALUATION_COLUMNS, 10)  # type: ignore[misc]
+            # Much faster than one column, for a few words without context.
+            columns = dict.fromkeys(self.task.EVALUATION_COLUMNS, workload.columns)
+            self.task.EVALUATION_COLUMNS = columns  # type: ignore[misc]
         self.model = self.task.model
         total = sum(map(self.task.steps, range(recipe.epochs)))
         self.record = Record(trial, total, versions=_versions())
         self.record.parameters = sum(p.numel() for p in self.model.parameters())
         self.optimizer = methods.build(trial.base, self.model, trial.knobs, total)
         self.points: dict[str, Applied] = {OWN: methods.own_point(trial.base, self.optimizer)}
-        if averages and not trial.base.startswith("schedule-free"):
+        if averages and not methods.averages_itself(trial.base):
+            # Lookahead's inner optimizer is sampled after each synchronization.
+            watched = getattr(self.optimizer, "optimizer", self.optimizer)
             for name, plan in methods.AVERAGES.items():
-                self.points[name] = gadam.IterateAverage(
-                    self.optimizer, plan(total, self.task.mode)
-                )
-            self.points["bema"] = methods.BEMA(self.optimizer, start=total // 2)
+                self.points[name] = gadam.IterateAverage(watched, plan(total, self.task.mode))
+            self.points["bema"] = methods.BEMA(watched, start=total // 2)
         self.evaluated = [round(total * i / EVALUATIONS) for i in range(1, EVALUATIONS + 1)]
         self.has_batchnorm = any(
             isinstance(module, nn.modules.batchnorm._BatchNorm) for module in self.model.modules()
@@ -200,7 +202,7 @@ class _Training:
             batch = next(self.batches)
             self.step += 1
             factor = self.task.rate_factor(batch)
-            if not self.trial.base.startswith("schedule-free"):
+            if not methods.has_own_warm_up(self.trial.base):
                 factor *= methods.rate_factor(self.trial.schedule, self.step, total)
             for group in self.optimizer.param_groups:
                 group["lr"] = self.trial.knobs.lr * factor
@@ -211,12 +213,22 @@ class _Training:
                 nn.utils.clip_grad_norm_(self.model.parameters(), recipe.clip_grad_norm)
             self.optimizer.step()
             self.losses.append(loss.item())
-            if not math.isfinite(self.losses[-1]):
+            if not math.isfinite(self.losses[-1]) or self._has_learned_nothing():
                 self.record.diverged = self.step
             elif self.step in self.evaluated and self.step < total:
                 self.clock.lap("train")
                 self._evaluate(self.evaluated.index(self.step) % 2 == 1)
         self.clock.lap("train")
+
+    def _has_learned_nothing(self) -> bool:
+        """Return True if half of the run or more has not brought the loss below the first one.
+
+        Looked at in every evaluated step, over the steps since the last one.
+        """
+        if self.step not in self.evaluated or 2 * self.step < self.record.steps:
+            return False
+        since = max(1, self.record.steps // EVALUATIONS)
+        return fmean(self.losses[-since:]) > self.losses[0]
 
     def _evaluate(self, also_curves: bool) -> None:
         metric = self._measure(OWN)

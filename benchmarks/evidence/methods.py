@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import gadam
+from benchmarks.evidence.interpolation import VARIANTS, Interpolated, ema_coefficient
 from gadam import schedule
 from gadam.average.batchnorm import Batches
 
@@ -25,11 +26,13 @@ __all__ = [
     "BASES",
     "BEMA",
     "CURVES",
+    "OWN_KNOB",
     "SCHEDULES",
     "Applied",
+    "EvaluationPoint",
     "Knobs",
     "Muon",
-    "ScheduleFreePoint",
+    "averages_itself",
     "build",
     "own_point",
     "rate_factor",
@@ -41,21 +44,23 @@ WSD_TAIL = 0.2  # of the steps
 
 # ------------------------------------------------------------------------------------------- rates
 
-SCHEDULES = ("cosine", "held", "wsd", "linear")
+SCHEDULES = ("cosine", "held", "wsd", "linear", "cold")
 
 
 def rate_factor(name: str, step: int, total: int) -> float:
     """Return the factor of the learning rate in a step.
 
-    Every schedule begins with a linear warm-up. A "held" rate stays at 1. "wsd" is the same and
-    decays linearly to 0 at the end. "linear" is the paper's: 1 for half of the run, then a linear
-    decay to 0.01.
+    Every schedule but "cold" begins with a linear warm-up. A "held" rate stays at 1. "wsd" is the
+    same and decays linearly to 0 at the end. "linear" is the paper's: 1 for half of the run, then a
+    linear decay to 0.01. "cold" is 1 from the first step on.
 
     Args:
         name: One of :data:`SCHEDULES`.
         step: Counted from 1.
         total: The number of steps.
     """
+    if name == "cold":
+        return 1.0
     progress = (step - 1) / total
     warm = min(1.0, step / max(1.0, WARM_UP * total))
     if name == "cosine":
@@ -76,8 +81,8 @@ class Knobs:
 
     Args:
         lr: The learning rate.
-        weight_decay: L2 for SGD, decoupled for the others.
-        beta: The interpolation of Schedule-Free; others ignore it.
+        weight_decay: L2 for SGD and "adam-l2", decoupled for the others.
+        beta: The own knob of a base: see :data:`OWN_KNOB`. Others ignore it.
     """
 
     lr: float
@@ -85,29 +90,82 @@ class Knobs:
     beta: float = 0.9
 
 
-BASES = ("sgd", "adamw", "padamw", "muon", "schedule-free-adamw", "schedule-free-sgd")
+BASES = (
+    *("sgd", "adamw", "padamw", "muon", "adam-l2", "gadam-lookahead"),
+    *("schedule-free-adamw", "schedule-free-sgd", "gpa"),
+)
+# Own knobs, the authors' default first: the interpolation of Schedule-Free, and the decay of GPA's
+# average (its authors recommend 0.9934 to 0.9984).
+OWN_KNOB: dict[str, tuple[float, ...]] = {
+    "schedule-free-adamw": (0.9, 0.95, 0.98),
+    "schedule-free-sgd": (0.9, 0.95, 0.98),
+    "gpa": (0.9967, 0.9934, 0.9984),
+}
+GPA_INTERPOLATION = 0.7  # the authors' default
+
+
+def averages_itself(base: str) -> bool:
+    """Return True if a base is evaluated at an average of its own.
+
+    Args:
+        base: One of :data:`BASES`, or a variant of the ablation.
+    """
+    return base.startswith("schedule-free") or base == "gpa" or base in VARIANTS
+
+
+def has_own_warm_up(base: str) -> bool:
+    """Return True if a base warms up without a schedule.
+
+    Args:
+        base: One of :data:`BASES`, or a variant of the ablation.
+    """
+    return base.startswith("schedule-free")
 
 
 def build(base: str, model: nn.Module, knobs: Knobs, total: int) -> Optimizer:
     """Build a base optimizer with the settings that its authors recommend.
 
     Args:
-        base: One of :data:`BASES`.
+        base: One of :data:`BASES`, or a variant of the ablation.
         model: The model to optimize.
         knobs: The tuned settings.
-        total: The number of steps, for the warm-up of Schedule-Free.
+        total: The number of steps.
     """
     params = [p for p in model.parameters() if p.requires_grad]
     lr, decay = knobs.lr, knobs.weight_decay
     warm_up = round(WARM_UP * total)
-    if base.startswith("schedule-free"):
+    if has_own_warm_up(base):
         import schedulefree
+    if base in VARIANTS:
+        variant = VARIANTS[base]
+        inner = torch.optim.AdamW(
+            params, lr, betas=(variant.momentum, 0.999), weight_decay=0.0, fused=True
+        )
+        least = ema_coefficient(total) if variant.late else 0.0
+        return Interpolated(inner, variant.interpolation, decay, least=least)
 
     makers: dict[str, Callable[[], Optimizer]] = {
         "sgd": lambda: torch.optim.SGD(params, lr, momentum=0.9, weight_decay=decay),
         "adamw": lambda: torch.optim.AdamW(params, lr, weight_decay=decay, fused=True),
+        "adam-l2": lambda: torch.optim.Adam(params, lr, weight_decay=decay, fused=True),
         "padamw": lambda: gadam.PadamW(params, lr, weight_decay=decay),
         "muon": lambda: Muon(model, lr, decay),
+        # The paper's Gadam + LH: Lookahead until the average starts.
+        "gadam-lookahead": lambda: gadam.Lookahead(
+            gadam.Gadam(
+                params,
+                lr,
+                weight_decay=decay,
+                average=gadam.Averaging(start=_tail_start(total, 50)),
+            ),
+            until_average=True,
+        ),
+        "gpa": lambda: Interpolated(
+            torch.optim.AdamW(params, lr, weight_decay=0.0, fused=True),
+            GPA_INTERPOLATION,
+            decay,
+            coefficient=1 - knobs.beta,
+        ),
         "schedule-free-adamw": lambda: schedulefree.AdamWScheduleFree(
             params, lr, betas=(knobs.beta, 0.999), weight_decay=decay, warmup_steps=warm_up
         ),
@@ -116,7 +174,7 @@ def build(base: str, model: nn.Module, knobs: Knobs, total: int) -> Optimizer:
         ),
     }
     optimizer = makers[base]()
-    if base.startswith("schedule-free"):
+    if averages_itself(base):
         optimizer.train()  # type: ignore[attr-defined]
     return optimizer
 
@@ -239,7 +297,7 @@ AVERAGES: dict[str, Callable[[int, Mode], gadam.Averaging]] = {
     ),
     "ema 0.99": _ema(lambda _: 0.99),
     "ema 0.999": _ema(lambda _: 0.999),
-    "ema 5%": _ema(lambda total: 0.5 ** (1 / max(1.0, 0.05 * total))),  # its half-life
+    "ema 5%": _ema(lambda total: 1 - ema_coefficient(total)),  # its half-life
     "power ema": lambda *_: gadam.Averaging(start=1, weighting=gadam.PowerEMA(0.1)),
     "lawa": _lawa,
     "auto": lambda _, mode: gadam.Averaging(start=gadam.Plateau(2, mode)),
@@ -303,11 +361,11 @@ class BEMA:
             yield
 
 
-class ScheduleFreePoint:
-    """The average that Schedule-Free keeps and swaps in for evaluation.
+class EvaluationPoint:
+    """The average that an optimizer keeps itself and swaps in for evaluation.
 
     Args:
-        optimizer: The Schedule-Free optimizer.
+        optimizer: Schedule-Free, or :class:`Interpolated`.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -342,13 +400,13 @@ class _Iterate:
 
 
 def own_point(base: str, optimizer: Optimizer) -> Applied:
-    """Return the point that a base itself ends at: the iterate, or Schedule-Free's average.
+    """Return the point that a base itself ends at: the iterate, or its own average.
 
     Args:
-        base: One of :data:`BASES`.
+        base: One of :data:`BASES`, or a variant of the ablation.
         optimizer: Its optimizer.
     """
-    return ScheduleFreePoint(optimizer) if base.startswith("schedule-free") else _Iterate()
+    return EvaluationPoint(optimizer) if averages_itself(base) else _Iterate()
 
 
 @contextmanager

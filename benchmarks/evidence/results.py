@@ -5,25 +5,38 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from benchmarks.evidence.harness import Record
+from benchmarks.evidence.harness import Record, Trial
 
-__all__ = ["FOLDER", "append", "read"]
+__all__ = ["FOLDER", "append", "path", "read"]
 
 FOLDER = Path(__file__).parents[2] / "results" / "evidence"
 
 
-def read(task: str, folder: Path = FOLDER) -> list[Record]:
-    """Return the records of a task, in the order in which they finished.
+def path(task: str, folder: Path = FOLDER) -> Path:
+    """Return the results file of a task.
 
     Args:
         task: The task.
         folder: The folder of the result files.
     """
-    file = folder / f"{task}.jsonl"
+    return folder / f"{task}.jsonl"
+
+
+def read(task: str, folder: Path = FOLDER) -> list[Record]:
+    """Return the records of a task, in the order in which they finished, each trial once.
+
+    Args:
+        task: The task.
+        folder: The folder of the result files.
+    """
+    file = path(task, folder)
     if not file.exists():
         return []
-    lines = file.read_text().splitlines()
-    return [Record.from_json(line) for line in lines]
+    records: dict[Trial, Record] = {}
+    for line in file.read_text().splitlines():
+        record = Record.from_json(line)
+        records.setdefault(record.trial, record)
+    return list(records.values())
 
 
 def append(records: Iterable[Record], folder: Path = FOLDER) -> None:
@@ -35,5 +48,5 @@ def append(records: Iterable[Record], folder: Path = FOLDER) -> None:
     """
     found = list(records)
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f"{found[0].trial.task}.jsonl").open("a") as file:
+    with path(found[0].trial.task, folder).open("a") as file:
         file.write("".join(record.to_json() + "\n" for record in found))

@@ -6,7 +6,9 @@ Sizes come from the pilot: see README.md and results/evidence/pilot.json.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
+from benchmarks.evidence.interpolation import VARIANTS
 from gadam.runs.recipe import Data, Language, Recipe
 from gadam.train.experiments import MINI_LANGUAGE
 
@@ -21,72 +23,84 @@ class Workload:
 
     Args:
         recipe: Data, network, epochs, batch size, and clipping. Its optimizer is not used.
+        title: What a reader calls the task.
         centers: Learning rate and weight decay in the middle of each base's first grid.
         minutes: CPU minutes of an average run, for estimates.
-        methods: The methods to train, or None for all.
+        methods: The methods to train, in this order.
+        decays: The weight decays of the first grid, in half-decades from its center.
+        extra: How many settings may be tried beyond the first grid.
+        seeds: The seeds of the final runs. Seed 0 tunes.
         refresh: Training batches for BatchNorm statistics.
         test: Test images to evaluate, or None for all.
+        columns: Columns in which a text is evaluated.
     """
 
     recipe: Recipe
+    title: str
     centers: dict[str, Center]
     minutes: float
-    methods: tuple[str, ...] | None = None
+    methods: tuple[str, ...]
+    decays: tuple[int, ...] = (0, 1, -1)
+    extra: int = 6
+    seeds: tuple[int, ...] = (1, 2, 3, 4, 5)
     refresh: int = 8
     test: int | None = None
+    columns: int = 30
 
     @property
     def name(self) -> str:
-        """The name of the task."""
+        """The name of the task. It changes with the size: results of two sizes never mix."""
         return self.recipe.name
+
+    @property
+    def mode(self) -> Literal["max", "min"]:
+        """Whether more of the metric is better."""
+        return "max" if self.recipe.language is None else "min"
+
+    @property
+    def metric(self) -> Literal["accuracy", "perplexity"]:
+        """The metric of choice and of the final comparison."""
+        return "accuracy" if self.recipe.language is None else "perplexity"
 
 
 IMAGE_CENTERS: dict[str, Center] = {
     "sgd": (0.1, 1e-3),
     "adamw": (3e-3, 0.3),
+    "adam-l2": (3e-3, 1e-3),
     "padamw": (0.3, 1e-2),
     "muon": (3e-3, 0.3),
+    "gadam-lookahead": (1e-2, 0.3),
     "schedule-free-adamw": (1e-2, 0.3),
     "schedule-free-sgd": (3.0, 1e-3),
+    "gpa": (3e-3, 0.3),
 }
 TEXT_CENTERS: dict[str, Center] = {
     "sgd": (1.0, 1e-5),
     "adamw": (3e-3, 0.1),
+    "adam-l2": (3e-3, 1e-5),
     "padamw": (0.3, 1e-3),
     "muon": (3e-3, 0.1),
+    "gadam-lookahead": (1e-2, 0.1),
     "schedule-free-adamw": (1e-2, 0.1),
     "schedule-free-sgd": (10.0, 1e-5),
+    "gpa": (3e-3, 0.1),
 }
-# What two tasks are limited to: both schedules of the paper's bases, and the strongest rival.
-STRONGEST = (
-    "sgd cosine",
-    "adamw cosine",
-    "adamw held",
-    "padamw cosine",
-    "padamw held",
-    "schedule-free-adamw",
+ABLATION_CENTERS: dict[str, Center] = dict.fromkeys(VARIANTS, (1e-2, 0.3))
+
+# The strongest first: if time runs out, the first methods are complete.
+FIRST = ("adamw cosine", "schedule-free-adamw", "padamw held", "adamw held")
+STRONGEST = (*FIRST, "sgd cosine", "padamw cosine")
+WITH_SWA = (*STRONGEST, "sgd held")
+WITH_ALL = (
+    *WITH_SWA,
+    *("gpa cosine", "muon cosine", "adamw linear", "gadam-lookahead held", "adam-l2 held"),
 )
 # SGD does not train transformers well: not worth its share of the budget there.
-WITHOUT_SGD = (
-    "adamw cosine",
-    "schedule-free-adamw",
-    "padamw held",
-    "adamw held",
-    "padamw cosine",
-    "muon cosine",
-    "muon held",
-)
-
-
-def _images(
-    name: str, model: str, data: Data, epochs: int, minutes: float, **more: object
-) -> Workload:
-    recipe = Recipe(name, model=model, data=data, epochs=epochs, batch_size=128)
-    return Workload(recipe, IMAGE_CENTERS, minutes, **more)  # type: ignore[arg-type]
-
+TRANSFORMER = (*FIRST, "gpa cosine")
+LSTM = (*FIRST, "sgd held")
 
 _FASHION = Data("fashion-mini", validation=1500, examples=4000, size=14, augment=False)
-_CIFAR = Data("cifar100n", validation=2000, examples=12_000, size=16, augment=False, pad=2)
+_CIFAR = Data("cifar100n", validation=2000, examples=7_000, size=16, augment=False, pad=2)
 _TRANSFORMER = Language(
     bptt=64,
     vary_bptt=False,
@@ -98,50 +112,83 @@ _TRANSFORMER = Language(
     ar_alpha=0.0,
     tar_beta=0.0,
 )
+
+
+def _images(name: str, data: Data, epochs: int, batch_size: int = 128) -> Recipe:
+    return Recipe(name, model="vgg-mini", data=data, epochs=epochs, batch_size=batch_size)
+
+
 _PTB = Recipe(
-    "ptb-lstm",
+    "ptb-lstm-short",
     model="awd-lstm-mini",
     data=Data("ptb-mini", augment=False),
     language=MINI_LANGUAGE,
-    epochs=15,
+    epochs=6,
     batch_size=10,
     clip_grad_norm=0.25,
 )
-
+_CIFAR100N = Workload(
+    _images("cifar100n-5k", _CIFAR, 20),
+    "CIFAR-100N: human label noise",
+    IMAGE_CENTERS,
+    0.7,
+    WITH_ALL,
+    test=4000,
+)
 _ALL = (
-    _images("fashion-noisy", "vgg-mini", replace(_FASHION, label_noise=0.3), 20, 0.5),
-    _images("cifar100n", "vgg-mini", _CIFAR, 20, 1.5, test=4000),
+    Workload(
+        _images("fashion-noisy", replace(_FASHION, label_noise=0.3), 20),
+        "Fashion-MNIST, 30 % of the labels redrawn",
+        IMAGE_CENTERS,
+        0.45,
+        (*WITH_ALL, "muon held", "schedule-free-sgd"),
+        extra=10,
+    ),
+    _CIFAR100N,
+    replace(
+        _CIFAR100N,
+        recipe=replace(_CIFAR100N.recipe, name="ablation"),
+        title="Ablation of Schedule-Free on CIFAR-100N",
+        centers=ABLATION_CENTERS,
+        methods=(*VARIANTS, "between/plain/uniform cold"),
+        decays=(0, 1),
+        extra=2,
+        seeds=(1, 2, 3),
+        minutes=0.55,
+    ),
+    Workload(
+        _images("fashion-clean", _FASHION, 20), "Fashion-MNIST", IMAGE_CENTERS, 0.45, WITH_SWA
+    ),
     Workload(
         replace(
             _PTB,
-            name="ptb-transformer",
+            name="ptb-transformer-short",
             model="transformer-mini",
             language=_TRANSFORMER,
-            epochs=12,
+            epochs=5,
             clip_grad_norm=1.0,
         ),
+        "Penn Treebank, transformer",
         TEXT_CENTERS,
-        1.6,
-        methods=WITHOUT_SGD,
+        0.75,
+        TRANSFORMER,
     ),
-    Workload(_PTB, TEXT_CENTERS, 1.4),
-    _images("fashion-clean", "vgg-mini", _FASHION, 20, 0.5),
-    _images(
-        "cifar100",
-        "vgg-mini-wide",
-        replace(_CIFAR, name="cifar100", examples=5_000),
-        20,
-        2,
-        methods=STRONGEST,
+    Workload(_PTB, "Penn Treebank, LSTM", TEXT_CENTERS, 0.65, LSTM),
+    Workload(
+        _images("cifar100-2k", replace(_CIFAR, name="cifar100", examples=4_000), 30, batch_size=64),
+        "CIFAR-100, over-parameterized",
+        IMAGE_CENTERS,
+        0.55,
+        STRONGEST,
+        refresh=16,
         test=4000,
     ),
-    _images(
-        "imagenet32",
-        "vgg-mini",
-        Data("imagenet32", validation=2000, size=16, pad=2),
-        20,
-        1.2,
-        methods=STRONGEST,
+    Workload(
+        _images("imagenet32-short", Data("imagenet32", validation=2000, size=16, pad=2), 8),
+        "ImageNet-32 sample",
+        IMAGE_CENTERS,
+        0.53,
+        STRONGEST,
     ),
 )
 TASKS = {task.name: task for task in _ALL}

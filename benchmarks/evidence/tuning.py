@@ -1,9 +1,9 @@
 """Which runs remain: grids of settings, their extension, and the final seeds.
 
-Every method starts with a 3x3 grid of learning rates and weight decays on seed 0. The best setting
-of a grid counts only if all four of its neighbors are measured too. Otherwise they are next, so a
-grid grows where its best setting is at an edge. Then each method's own knob is tried, and the best
-settings run on fresh seeds.
+Every method starts with a grid of learning rates and weight decays on seed 0. The best setting of a
+grid counts only if all four of its neighbors are measured too. Otherwise they are next, so a grid
+grows where its best setting is at an edge. Then each method's own knob is tried, and the best
+settings run on fresh seeds. A method is finished before the next one begins.
 """
 
 from __future__ import annotations
@@ -13,47 +13,31 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from benchmarks.evidence.harness import OWN, Record, Trial
-from benchmarks.evidence.methods import Knobs
+from benchmarks.evidence.methods import OWN_KNOB, Knobs, averages_itself
 from benchmarks.evidence.tasks import Workload
 
-__all__ = ["METHODS", "SEEDS", "TARGETS", "best", "level", "methods_of", "pending", "score"]
+__all__ = ["AVERAGE", "Target", "best", "is_tuned", "level", "pending", "score", "targets"]
 
-SEEDS = (1, 2, 3, 4, 5)  # of the final runs; seed 0 tunes
-MAX_EXTRA = 10  # settings beyond the first grid
 AVERAGE = "average"  # the best of all averages of a run
-
-METHODS = (
-    "adamw cosine",
-    "schedule-free-adamw",
-    "padamw held",
-    "adamw held",
-    "sgd cosine",
-    "padamw cosine",
-    "sgd held",
-    "muon cosine",
-    "schedule-free-sgd",
-    "muon held",
-)
-DEFAULT_BETA = Knobs(0, 0).beta
-BETAS = (0.95, 0.98)  # the own knob of Schedule-Free, after its default
-
-# Per schedule, the points that are each tuned on their own: the schedule of the record and the
-# point. Runs at a held rate have the paper's average, any average, and the branch that decays.
-TARGETS: dict[str, tuple[tuple[str, str], ...]] = {
-    "cosine": (("cosine", OWN), ("cosine", AVERAGE)),
-    "linear": (("linear", OWN), ("linear", AVERAGE)),
-    "held": (("held", "half"), ("held", AVERAGE), ("wsd", OWN)),
-    "": (("", OWN),),
-}
+Target = tuple[str, str]  # the schedule of a record and a point, tuned on their own
 
 
-def methods_of(workload: Workload) -> tuple[str, ...]:
-    """Return the methods that are trained on a task.
+def targets(method: str) -> tuple[Target, ...]:
+    """Return what is tuned separately along the runs of a method.
+
+    Runs at a held rate have the paper's average, any average, and the branch that decays.
 
     Args:
-        workload: The task.
+        method: A base and a schedule.
     """
-    return METHODS if workload.methods is None else workload.methods
+    base, _, schedule = method.partition(" ")
+    if averages_itself(base) or schedule == "linear":
+        return ((schedule, OWN),)
+    if schedule == "cosine":
+        return (("cosine", OWN), ("cosine", AVERAGE))
+    if base in ("sgd", "adamw", "padamw"):
+        return (("held", "half"), ("held", AVERAGE), ("wsd", OWN))
+    return (("held", AVERAGE),)
 
 
 def level(center: float, steps: int) -> float:
@@ -82,15 +66,13 @@ def score(record: Record, point: str, mode: str) -> float:
     return max((value for value in found if not math.isnan(value)), default=-math.inf)
 
 
-def best(
-    records: Iterable[Record], method: str, target: tuple[str, str], mode: str
-) -> Knobs | None:
+def best(records: Iterable[Record], method: str, target: Target, mode: str) -> Knobs | None:
     """Return the settings at which a target has the best validation metric on seed 0.
 
     Args:
         records: Records of one task.
-        method: One of :data:`METHODS`.
-        target: One of the method's :data:`TARGETS`.
+        method: A base and a schedule.
+        target: One of the method's :func:`targets`.
         mode: "max" or "min".
     """
     recorded = f"{method.split()[0]} {target[0]}".strip()
@@ -109,57 +91,56 @@ def pending(workload: Workload, records: list[Record]) -> list[Trial]:
         workload: The task.
         records: The records of the task.
     """
-    tuning = [
-        Trial(workload.name, method, knobs, 0)
-        for method in methods_of(workload)
-        for knobs in _to_tune(workload, method, records)
-    ]
-    if tuning:
-        return tuning
     done = {record.trial for record in records}
-    final = [
-        Trial(workload.name, method, knobs, seed)
-        for method in methods_of(workload)
-        for knobs in _chosen(workload, method, records)
-        for seed in SEEDS
-    ]
-    return [trial for trial in final if trial not in done]
+    left = []
+    for method in workload.methods:
+        tuning = _to_tune(workload, method, records)
+        left += [Trial(workload.name, method, knobs, 0) for knobs in tuning]
+        if not tuning:
+            final = [
+                Trial(workload.name, method, knobs, seed)
+                for knobs in _chosen(workload, method, records)
+                for seed in workload.seeds
+            ]
+            left += [trial for trial in final if trial not in done]
+    return left
 
 
-def _targets(method: str) -> tuple[tuple[str, str], ...]:
-    return TARGETS[method.split()[1] if " " in method else ""]
+def is_tuned(workload: Workload, method: str, records: list[Record]) -> bool:
+    """Return True if all settings of a method are measured that will be tried.
 
-
-def _mode(workload: Workload) -> str:
-    return "max" if workload.recipe.language is None else "min"
+    Args:
+        workload: The task.
+        method: A base and a schedule.
+        records: The records of the task.
+    """
+    return not _to_tune(workload, method, records)
 
 
 def _chosen(workload: Workload, method: str, records: list[Record]) -> list[Knobs]:
-    found = [best(records, method, target, _mode(workload)) for target in _targets(method)]
+    found = [best(records, method, target, workload.mode) for target in targets(method)]
     return list(dict.fromkeys(knobs for knobs in found if knobs is not None))
 
 
 def _to_tune(workload: Workload, method: str, records: list[Record]) -> list[Knobs]:
-    tuned = [
-        record
-        for record in records
-        if record.trial.seed == 0 and record.trial.base == method.split()[0]
-    ]
+    base = method.split()[0]
+    tuned = [r for r in records if r.trial.seed == 0 and r.trial.base == base]
     done = {record.trial.knobs for record in tuned if record.trial.method == method}
-    lr, decay = workload.centers[method.split()[0]]
-    grid = [Knobs(level(lr, i), level(decay, j)) for i in (0, 1, -1) for j in (0, 1, -1)]
+    lr, decay = workload.centers[base]
+    default, *others = OWN_KNOB.get(base, (Knobs(0, 0).beta,))
+    grid = [
+        Knobs(level(lr, i), level(decay, j), default) for i in (0, 1, -1) for j in workload.decays
+    ]
     missing = [knobs for knobs in grid if knobs not in done]
     if missing:
         return missing
     # The own knob comes last: until then, only its default counts.
-    default = [record for record in tuned if record.trial.knobs.beta == DEFAULT_BETA]
-    chosen = _chosen(workload, method, default)
+    chosen = _chosen(workload, method, [r for r in tuned if r.trial.knobs.beta == default])
     around = dict.fromkeys(n for knobs in chosen for n in _neighbors(knobs) if n not in done)
-    extra = len([knobs for knobs in done if knobs not in grid and knobs.beta == DEFAULT_BETA])
-    if around and extra < MAX_EXTRA:
-        return [*around][: MAX_EXTRA - extra]
-    betas = BETAS if method.startswith("schedule-free") else ()
-    own = [replace(chosen[0], beta=beta) for beta in betas]
+    extra = len([knobs for knobs in done if knobs not in grid and knobs.beta == default])
+    if around and extra < workload.extra:
+        return [*around][: workload.extra - extra]
+    own = [replace(chosen[0], beta=beta) for beta in others]
     return [knobs for knobs in own if knobs not in done]
 
 
@@ -177,16 +158,19 @@ def expected_runs(workload: Workload, records: list[Record]) -> float:
         workload: The task.
         records: The records of the task.
     """
-    usual = 5  # settings beyond the first grid
-    settings = 2  # distinct settings on final seeds
     runs = 0.0
-    for method in methods_of(workload):
+    for method in workload.methods:
+        base = method.split()[0]
+        usual = min(3, workload.extra) + len(OWN_KNOB.get(base, (0,))) - 1  # beyond the grid
+        first = 3 * len(workload.decays)
         tuned = {r.trial.knobs for r in records if r.trial.method == method and r.trial.seed == 0}
         final = [r for r in records if r.trial.method == method and r.trial.seed > 0]
         known = len(_to_tune(workload, method, records))
-        left = max(known, 9 + usual - len(tuned)) if known else 0
-        chosen = len(_chosen(workload, method, records)) if not known else settings
-        left += max(0, len(SEEDS) * chosen - len(final))
+        left = max(known, first + usual - len(tuned)) if known else 0
+        settings = (
+            min(2, len(targets(method))) if known else len(_chosen(workload, method, records))
+        )
+        left += max(0, len(workload.seeds) * settings - len(final))
         runs += left * (1.2 if method.endswith("held") else 1)  # with the branch that decays
     return runs
 
@@ -198,9 +182,9 @@ def summary(workload: Workload, records: list[Record]) -> Iterator[str]:
         workload: The task.
         records: The records of the task.
     """
-    mode = _mode(workload)
-    for method in methods_of(workload):
-        for schedule, point in _targets(method):
+    mode = workload.mode
+    for method in workload.methods:
+        for schedule, point in targets(method):
             knobs = best(records, method, (schedule, point), mode)
             if knobs is None:
                 continue

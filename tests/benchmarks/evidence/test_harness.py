@@ -21,8 +21,10 @@ IMAGES = Workload(
         epochs=4,
         batch_size=32,
     ),
-    centers=TASKS["cifar100n"].centers,
+    title="Tiny images",
+    centers=TASKS["cifar100n-5k"].centers,
     minutes=0.1,
+    methods=(),
     refresh=2,
     test=50,
 )
@@ -36,8 +38,10 @@ TEXT = Workload(
         batch_size=10,
         clip_grad_norm=0.25,
     ),
-    centers=TASKS["ptb-lstm"].centers,
+    title="Tiny text",
+    centers=TASKS["ptb-lstm-short"].centers,
     minutes=0.1,
+    methods=(),
 )
 KNOBS = {
     "sgd": Knobs(0.1, 1e-3),
@@ -46,6 +50,10 @@ KNOBS = {
     "muon": Knobs(3e-3, 0.1),
     "schedule-free-adamw": Knobs(1e-2, 0.1),
     "schedule-free-sgd": Knobs(1.0, 1e-3),
+    "gpa": Knobs(3e-3, 0.1, 0.99),
+    "adam-l2": Knobs(3e-3, 1e-3),
+    "gadam-lookahead": Knobs(3e-3, 0.1),
+    "between/plain/uniform": Knobs(1e-2, 0.1),
 }
 
 
@@ -67,7 +75,8 @@ def few_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
     "method",
     [
         *("sgd cosine", "adamw held", "padamw linear", "muon cosine"),
-        *("schedule-free-adamw", "schedule-free-sgd"),
+        *("schedule-free-adamw", "gpa cosine", "between/plain/uniform cold"),
+        *("gadam-lookahead held", "adam-l2 held"),
     ],
 )
 @pytest.mark.usefixtures("few_evaluations")
@@ -79,7 +88,9 @@ def test_runs_are_deterministic(method: str) -> None:
     assert record.steps == 20
     assert len(record.validation[OWN]) == 4
     assert record.test[OWN]["accuracy"] is not None
-    if not method.startswith("schedule-free"):
+    if methods.averages_itself(record.trial.base):
+        assert record.validation.keys() == record.test.keys() == {OWN}
+    else:
         assert record.validation.keys() == record.test.keys()
         assert {OWN, "bema", *AVERAGES} - {"auto"} <= record.validation.keys()
     assert without_times(run(method, seed=1)[0]).validation != record.validation
@@ -128,6 +139,18 @@ def test_a_diverged_run_is_recorded() -> None:
         assert without_times(Record.from_json(record.to_json())) == without_times(record)
 
 
+@pytest.mark.usefixtures("few_evaluations")
+def test_a_run_that_learns_nothing_ends_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = Trial("tiny", "adamw cosine", Knobs(3e-3, 0.0), 0)
+    monkeypatch.setattr(methods, "rate_factor", lambda *_: -1.0)  # ascend
+    (record,) = harness.run(trial, IMAGES)
+    assert record.diverged == 10
+    assert [step for step, *_ in record.validation[OWN]] == [5]
+    monkeypatch.undo()
+    (record,) = harness.run(trial, IMAGES)
+    assert record.diverged is None
+
+
 def test_records_survive_json() -> None:
     measured: list[tuple[int, float | None, float | None]] = [(1, 2.0, None)]
     record = Record(Trial("t", "adamw cosine", Knobs(0.1, 0.0), 3), 1, {OWN: measured})
@@ -139,4 +162,5 @@ def test_records_survive_json() -> None:
 
 def test_every_task_has_a_center_for_each_base() -> None:
     for workload in TASKS.values():
-        assert set(methods.BASES) == set(workload.centers)
+        assert {method.split()[0] for method in workload.methods} <= set(workload.centers)
+        assert len(set(workload.methods)) == len(workload.methods)

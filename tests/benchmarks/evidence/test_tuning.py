@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def workload(*methods: str) -> Workload:
-    return replace(TASKS["cifar100n"], methods=methods)
+    return replace(TASKS["cifar100n-5k"], methods=methods, extra=10)
 
 
 def simulated(trial: Trial, peak: Knobs, points: tuple[str, ...] = (OWN, "half")) -> list[Record]:
@@ -55,7 +55,7 @@ def test_levels_are_half_decades() -> None:
 def test_first_the_grid() -> None:
     trials = pending(workload("adamw cosine"), [])
     assert len(trials) == len(set(trials)) == 9
-    assert trials[0].knobs == Knobs(*TASKS["cifar100n"].centers["adamw"])
+    assert trials[0].knobs == Knobs(*TASKS["cifar100n-5k"].centers["adamw"])
     assert {trial.seed for trial in trials} == {0}
 
 
@@ -77,7 +77,7 @@ def test_a_best_setting_at_an_edge_extends_the_grid(method: str) -> None:
 
 def test_an_endless_slope_stops() -> None:
     records = run_all(workload("sgd cosine"), Knobs(1e9, 1e9))
-    assert len([r for r in records if r.trial.seed == 0]) == 9 + tuning.MAX_EXTRA
+    assert len([r for r in records if r.trial.seed == 0]) == 9 + 10
 
 
 def test_schedule_free_also_tries_its_own_knob() -> None:
@@ -108,9 +108,34 @@ def test_a_diverged_run_is_never_the_best() -> None:
 
 
 def test_less_perplexity_is_better() -> None:
-    trial = Trial("ptb-lstm", "adamw cosine", Knobs(0.1, 0.1), 0)
+    trial = Trial("ptb-lstm-short", "adamw cosine", Knobs(0.1, 0.1), 0)
     better, worse = (Record(trial, 1, {OWN: [(1, value, 1.0)]}) for value in (80.0, 90.0))
     assert tuning.score(better, OWN, "min") > tuning.score(worse, OWN, "min")
+
+
+def test_a_method_is_finished_before_the_next_one_begins() -> None:
+    task = workload("adamw cosine", "sgd cosine")
+    records: list[Record] = []
+    while (trial := pending(task, records)[0]).method == "adamw cosine":
+        records += simulated(trial, Knobs(*task.centers["adamw"]))
+    assert {record.trial.seed for record in records} == {0, *task.seeds}
+    assert trial.seed == 0
+
+
+def test_methods_with_an_average_of_their_own_have_one_target() -> None:
+    assert tuning.targets("gpa cosine") == (("cosine", OWN),)
+    assert tuning.targets("between/plain/uniform cold") == (("cold", OWN),)
+    assert tuning.targets("schedule-free-adamw") == (("", OWN),)
+    task = workload("gpa cosine")
+    records = run_all(task, Knobs(*task.centers["gpa"], beta=0.9984))
+    assert {r.trial.knobs.beta for r in records if r.trial.seed == 0} == {0.9967, 0.9934, 0.9984}
+
+
+def test_a_trial_that_ran_twice_counts_once(tmp_path: Path) -> None:
+    trial = pending(workload("adamw cosine"), [])[0]
+    for _ in range(2):
+        results.append(simulated(trial, trial.knobs), tmp_path)
+    assert len(results.read(trial.task, tmp_path)) == 1
 
 
 def test_finished_runs_are_skipped_after_a_restart(tmp_path: Path) -> None:
