@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.evidence import harness, pilot, results, tuning
@@ -25,11 +26,13 @@ def main() -> None:
     parser.add_argument("tasks", nargs="*", help="tasks, in this order; the default is all")
     parser.add_argument("--workers", type=int, default=2, help="processes, one thread each")
     parser.add_argument("--out", type=Path, default=results.FOLDER, help="folder of the results")
+    parser.add_argument("--first", type=int, help="only the first methods of each task")
     options = parser.parse_args()
     unknown = [name for name in options.tasks if name not in TASKS]
     if unknown:
         parser.error(f"Unknown tasks: {', '.join(unknown)}. Choose from {', '.join(TASKS)}.")
     chosen = [TASKS[name] for name in options.tasks or TASKS]
+    chosen = [replace(task, methods=task.methods[: options.first]) for task in chosen]
     commands[options.command](chosen, options.out, options.workers)
 
 
