@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from math import exp, log, sqrt
 from pathlib import Path
 
@@ -30,6 +30,7 @@ def batches(
     shuffle: torch.Generator | None = None,
     device: torch.device | str = "cpu",
     workers: int = 0,
+    select: Callable[[Tensor], Tensor] | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Iterate once over the images.
 
@@ -50,6 +51,8 @@ def batches(
             augmentation draws from torch's global generator.
         device: The device of the batches.
         workers: Processes that decode files. They are kept for the next pass over the same split.
+        select: Returns the examples to load, from the places of a batch in this pass. The others
+            do not change them. Default: all.
 
     Returns:
         An iterator over pairs of normalized images (float32) and labels.
@@ -65,7 +68,9 @@ def batches(
         raise ValueError(f"batch_size must be at least 1, got {batch_size}.")
     count = len(split)
     order = torch.arange(count) if shuffle is None else torch.randperm(count, generator=shuffle)
-    picks = torch.split(order, batch_size) if count else ()
+    places = torch.split(torch.arange(count), batch_size) if count else ()
+    places = places if select is None else tuple(map(select, places))
+    picks = tuple(order[place] for place in places)
     center, scale = (
         torch.tensor(values, device=device).mul_(255).view(-1, 1, 1) for values in (mean, std)
     )
@@ -81,7 +86,7 @@ def batches(
             draws = [
                 torch.randint(n, (count,), generator=shuffle) for n in (2, 2 * pad + 1, 2 * pad + 1)
             ]
-            raw = _augmented(raw, split.shape, min(batch_size, count), draws, pad, center)
+            raw = _augmented(raw, split.shape, min(batch_size, count), draws, places, pad, center)
     return (
         (pixels.to(device).float().sub_(center).div_(scale), split.labels[pick].to(device))
         for pixels, pick in zip(raw, picks)
@@ -96,6 +101,7 @@ def _augmented(
     shape: tuple[int, ...],
     batch_size: int,
     draws: list[Tensor],
+    places: Sequence[Tensor],
     pad: int,
     fill: Tensor,
 ) -> Iterator[Tensor]:
@@ -116,8 +122,8 @@ def _augmented(
     mirrored, down, right = draws
     shifts = (mirrored * channels * tall + down) * wide + right
     shifts = shifts.to(fill.device).view(-1, 1, 1)
-    for pixels, shift in zip(raw, torch.split(shifts, batch_size)):
-        count = len(pixels)
+    for pixels, place in zip(raw, places):
+        count, shift = len(pixels), shifts[place.to(fill.device)]
         plain[:count], mirror[:count] = pixels, pixels.flip(-1)
         yield rows.index_select(0, (begin[:count] + shift).flatten()).view(pixels.shape)
 

@@ -13,6 +13,7 @@ import torch
 from gadam.runs.code import code_hash
 from gadam.runs.recipe import OwnTask, Recipe, RecipeError
 from gadam.train import optimizers
+from gadam.train.distributed import ALONE, Ranks
 from gadam.train.tasks.images import ImageTask, build_classifier
 from gadam.train.tasks.language import LanguageTask, build_language_model
 from gadam.train.tasks.own import load_task
@@ -35,7 +36,13 @@ __all__ = [
 ]
 
 
-def build(recipe: Recipe, seed: int, device: torch.device, data_dir: str | None) -> Task:
+def build(
+    recipe: Recipe,
+    seed: int,
+    device: torch.device,
+    data_dir: str | None,
+    ranks: Ranks = ALONE,
+) -> Task:
     """Build the task of a recipe, and set it up for a run.
 
     Args:
@@ -43,6 +50,7 @@ def build(recipe: Recipe, seed: int, device: torch.device, data_dir: str | None)
         seed: Determines the initial weights and the order of the data.
         device: The device of the model and the batches.
         data_dir: The folder of all data sets.
+        ranks: The processes that train the model together.
 
     Raises:
         UserError: Data is missing, or a setting is invalid, or the user's own task is.
@@ -54,6 +62,7 @@ def build(recipe: Recipe, seed: int, device: torch.device, data_dir: str | None)
         task = LanguageTask(recipe, data_dir)
     else:
         task = ImageTask(recipe, data_dir)
+    task.ranks = ranks
     seed_all(seed_for(seed, 0, "model"))
     task.setup(seed, device)
     return task

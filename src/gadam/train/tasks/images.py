@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import islice
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import override
 
-from gadam import _torch
 from gadam._modes import preserved_modes
 from gadam.runs.recipe import Data, Mode, Recipe, RecipeError
 from gadam.train import data, lstm, models, own_network, transformer
 from gadam.train.data import text
-from gadam.train.tasks.task import Purpose, Task, seed_for
+from gadam.train.tasks.batch import divided
+from gadam.train.tasks.task import Part, Task, normalizes_batches, part_of, seed_for
 
 __all__ = ["ImageTask", "LabeledImages", "build_classifier"]
 
@@ -68,15 +69,24 @@ class ImageTask(Task[LabeledImages]):
             memory_format=self._format  # type: ignore[call-overload]
         )
 
-    def _batches(
+    def _parts(
         self,
         split: str,
         batch_size: int,
         *,
         augment: bool = False,
         shuffle: torch.Generator | None = None,
-    ) -> Iterator[LabeledImages]:
-        for x, y in data.batches(
+        whole: bool = False,
+    ) -> Iterator[Part[LabeledImages]]:
+        """Iterate over this rank's part of each batch, or over whole batches."""
+        shares: list[float] = []
+
+        def select(places: Tensor) -> Tensor:
+            mine, share = (places, 1.0) if whole else part_of(self, places, divided)
+            shares.append(share)
+            return mine
+
+        found = data.batches(
             self._splits[split],
             batch_size,
             mean=self.dataset.mean,
@@ -86,13 +96,24 @@ class ImageTask(Task[LabeledImages]):
             shuffle=shuffle,
             device=self.device,
             workers=self.recipe.data.workers,
-        ):
-            yield x.contiguous(memory_format=self._format), y
+            select=select,
+        )
+        for (x, y), share in zip(found, shares):
+            yield Part((x.contiguous(memory_format=self._format), y), share)
 
-    def _shuffled(self, purpose: Purpose, epoch: int) -> Iterator[LabeledImages]:
-        generator = torch.Generator().manual_seed(seed_for(self.seed, epoch, purpose))
-        found = self._batches(
-            "train", self.recipe.batch_size, augment=self.recipe.data.augment, shuffle=generator
+    def _batches(self, split: str, batch_size: int) -> Iterator[LabeledImages]:
+        return (part.batch for part in self._parts(split, batch_size, whole=True))
+
+    @override
+    def parts(
+        self, epoch: int, purpose: Literal["order", "refresh"] = "order", whole: bool = False
+    ) -> Iterator[Part[LabeledImages]]:
+        found = self._parts(
+            "train",
+            self.recipe.batch_size,
+            augment=self.recipe.data.augment,
+            shuffle=torch.Generator().manual_seed(seed_for(self.seed, epoch, purpose)),
+            whole=whole,
         )
         return islice(found, self.steps(epoch))
 
@@ -100,12 +121,11 @@ class ImageTask(Task[LabeledImages]):
     def steps(self, epoch: int) -> int:
         full, rest = divmod(len(self._splits["train"]), self.recipe.batch_size)
         # BatchNorm cannot normalize a single image.
-        normalizes = any(isinstance(m, _torch.BATCHNORM_TYPES) for m in self.model.modules())
-        return full + (rest > (1 if normalizes and full else 0))
+        return full + (rest > (1 if full and normalizes_batches(self.model) else 0))
 
     @override
     def batches(self, epoch: int) -> Iterator[LabeledImages]:
-        return self._shuffled("order", epoch)
+        return (part.batch for part in self.parts(epoch, "order", whole=True))
 
     @override
     def loss(self, model: nn.Module, batch: LabeledImages) -> tuple[Tensor, int]:
@@ -114,7 +134,7 @@ class ImageTask(Task[LabeledImages]):
 
     @override
     def refresh(self, epoch: int) -> Iterator[LabeledImages]:
-        return self._shuffled("refresh", epoch)
+        return (part.batch for part in self.parts(epoch, "refresh", whole=True))
 
     @override
     def training_data(self, examples: int | None = None) -> Iterator[LabeledImages]:
@@ -129,8 +149,12 @@ class ImageTask(Task[LabeledImages]):
     @torch.no_grad()
     def scores(self, model: nn.Module, split: str) -> Iterator[tuple[Tensor, Tensor]]:
         model.eval()
-        for x, y in self._batches(split, max(self.recipe.batch_size, 250)):
+        for x, y in self._batches(split, self._rows_at_once):
             yield model(x).float(), y
+
+    @property
+    def _rows_at_once(self) -> int:
+        return max(self.recipe.batch_size, 250)
 
     @override
     @torch.no_grad()
@@ -138,11 +162,16 @@ class ImageTask(Task[LabeledImages]):
         top = min(5, self.dataset.num_classes)
         totals = torch.zeros(3, dtype=torch.float64, device=self.device)
         with preserved_modes(model):
-            for scores, y in self.scores(model, split):
+            model.eval()
+            for part in self._parts(split, self._rows_at_once):
+                x, y = part.batch
+                scores = model(x).float()
+                if not part.share:
+                    continue  # another rank counts these rows
                 hits = scores.topk(top).indices == y[:, None]
                 loss = F.cross_entropy(scores, y, reduction="sum").double()
                 totals += torch.stack([loss, hits[:, 0].sum(), hits.sum()])
-        mean_loss, top1, top5 = (totals / len(self._splits[split])).tolist()
+        mean_loss, top1, top5 = (self.ranks.sum(totals) / len(self._splits[split])).tolist()
         return {"accuracy": 100 * top1, "top5": 100 * top5, "loss": mean_loss}
 
 

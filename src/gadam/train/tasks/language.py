@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from functools import lru_cache
 from random import Random
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,8 @@ from gadam._modes import preserved_modes
 from gadam.runs.recipe import Data, Mode, Recipe, RecipeError
 from gadam.train import lstm, own_network, transformer
 from gadam.train.data import own, text
+from gadam.train.distributed import ALONE, Ranks
+from gadam.train.tasks import batch as batches_of
 from gadam.train.tasks.task import Task, seed_for
 
 __all__ = ["LanguageTask", "Passage", "build_language_model", "mean_negative_log_likelihood"]
@@ -86,6 +88,7 @@ class LanguageTask(Task[Passage]):
         used = self.corpus.train[: length * columns]
         self._columns = used.view(columns, length).t().contiguous().to(device)
         self._states: dict[int, lstm.State] = {}  # by the first column of the micro-batch
+        self._resumed: lstm.State = ()  # of all columns
 
     def _lengths(self, epoch: int) -> Iterator[int]:
         rng = Random(seed_for(self.seed, epoch, "order"))
@@ -107,7 +110,7 @@ class LanguageTask(Task[Passage]):
 
     @override
     def batches(self, epoch: int) -> Iterator[Passage]:
-        self._states = {}
+        self._states, self._resumed = {}, ()
         start = 0
         for length in self._lengths(epoch):
             end = start + length
@@ -122,7 +125,7 @@ class LanguageTask(Task[Passage]):
     @override
     def micro_batches(self, batch: Passage, count: int) -> list[tuple[Passage, float]]:
         words, following = (columns.chunk(count, dim=1) for columns in batch[:2])
-        pieces, first = [], 0
+        pieces, first = [], batch.first
         for a, b in zip(words, following):
             pieces.append((Passage(a, b, first), a.shape[1] / batch.words.shape[1]))
             first += a.shape[1]
@@ -130,6 +133,11 @@ class LanguageTask(Task[Passage]):
 
     @override
     def loss(self, model: nn.Module, batch: Passage) -> tuple[Tensor, int]:
+        if batch.first not in self._states and self._resumed:
+            columns = slice(batch.first, batch.first + batch.words.shape[1])
+            self._states[batch.first] = tuple(
+                (h[:, columns].contiguous(), c[:, columns].contiguous()) for h, c in self._resumed
+            )
         out: lstm.Output = model(batch.words, self._states.get(batch.first))
         self._states[batch.first] = lstm.detached(out.state)
         loss = F.cross_entropy(out.scores.flatten(0, 1), batch.following.flatten())
@@ -138,6 +146,20 @@ class LanguageTask(Task[Passage]):
         if self.settings.tar_beta and len(out.raw) > 1:
             loss = loss + self.settings.tar_beta * out.raw.diff(dim=0).square().mean()
         return loss, batch.words.numel()
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        found: dict[int, lstm.State] = {}
+        for states in self.ranks.gather(batches_of.moved(self._states, torch.device("cpu"))):
+            found |= states  # ranks without columns of their own repeat some
+        pieces = [found[first] for first in sorted(found)]
+        layers = [[torch.cat(parts, dim=1) for parts in zip(*layer)] for layer in zip(*pieces)]
+        return {"layers": layers}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        device = self._columns.device
+        self._resumed = tuple((h.to(device), c.to(device)) for h, c in state_dict["layers"])
 
     @override
     def refresh(self, epoch: int) -> Iterator[Passage]:
@@ -165,7 +187,7 @@ class LanguageTask(Task[Passage]):
     @override
     def evaluate(self, model: nn.Module, split: str) -> dict[str, float]:
         with preserved_modes(model):
-            loss = mean_negative_log_likelihood(model, *self._reading(split))
+            loss = mean_negative_log_likelihood(model, *self._reading(split), ranks=self.ranks)
         return {"perplexity": math.exp(loss) if loss < 700 else math.inf, "loss": loss}
 
 
@@ -227,7 +249,11 @@ def _load_corpus(settings: Data, data_dir: str | None, version: str = "") -> tex
 
 @torch.no_grad()
 def mean_negative_log_likelihood(
-    model: nn.Module, words: Tensor, columns: int = 1, words_at_once: int = 1000
+    model: nn.Module,
+    words: Tensor,
+    columns: int = 1,
+    words_at_once: int = 1000,
+    ranks: Ranks = ALONE,
 ) -> float:
     """Return the mean of −log p over every word of a text but the first, in nats.
 
@@ -236,19 +262,20 @@ def mean_negative_log_likelihood(
         words: The text.
         columns: The number of pieces that are read in parallel, each from an empty state.
         words_at_once: The number of words to score at a time, which limits memory.
+        ranks: The processes that share the columns.
 
     Raises:
         RecipeError: The text has fewer than two words.
     """
     total = torch.zeros((), dtype=torch.float64, device=words.device)
-    for scores, following in _predictions(model, words, columns, words_at_once):
+    for scores, following in _predictions(model, words, columns, words_at_once, ranks):
         total += F.cross_entropy(scores, following, ignore_index=IGNORED, reduction="sum").double()
-    return float(total) / (len(words) - 1)
+    return float(ranks.sum(total)) / (len(words) - 1)
 
 
 @torch.no_grad()
 def _predictions(
-    model: nn.Module, words: Tensor, columns: int, words_at_once: int
+    model: nn.Module, words: Tensor, columns: int, words_at_once: int, ranks: Ranks = ALONE
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Iterate over scores and following words; see :func:`mean_negative_log_likelihood`."""
     model.eval()
@@ -260,6 +287,12 @@ def _predictions(
     place = torch.arange(length * columns, device=words.device).view(columns, length).t()
     following = torch.where(place < count, words[(place + 1).clamp(max=count)], IGNORED)
     read = words[place.clamp(max=count)]
+    if ranks.size > 1:
+        pieces = torch.arange(columns).chunk(ranks.size)
+        mine, share = ranks.part([(piece, 1.0) for piece in pieces])
+        read, following = read[:, mine], following[:, mine]
+        if not share:  # another rank counts this column
+            following = torch.full_like(following, IGNORED)
     state = None
     rows = words_at_once // columns + 1
     for a, b in zip(torch.split(read, rows), torch.split(following, rows)):

@@ -13,13 +13,20 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 from torch.utils.data import default_collate as collate_tensors
 from typing_extensions import override
 
-from gadam import _torch
 from gadam._modes import preserved_modes
 from gadam.runs.recipe import Mode
 from gadam.train.tasks import batch as batches_of
 from gadam.train.tasks import metrics
 from gadam.train.tasks.randomness import Generators, isolated, seed_all
-from gadam.train.tasks.task import Purpose, Task, TaskError, seed_for
+from gadam.train.tasks.task import (
+    Part,
+    Purpose,
+    Task,
+    TaskError,
+    normalizes_batches,
+    part_of,
+    seed_for,
+)
 
 __all__ = ["SupervisedTask"]
 
@@ -216,9 +223,8 @@ class SupervisedTask(Task[Any]):
     def _training_places(self, order: Tensor) -> Sequence[Tensor]:
         """Divide an order of the training data into batches."""
         places = torch.split(order, self.batch_size)
-        normalizes = any(isinstance(m, _torch.BATCHNORM_TYPES) for m in self.model.modules())
         alone = len(places) > 1 and len(places[-1]) == 1 < self.batch_size
-        return places[:-1] if alone and normalizes else places
+        return places[:-1] if alone and normalizes_batches(self.model) else places
 
     def _load(self, data: _Samples, places: Sequence[Tensor], seed: int) -> Iterator[Any]:
         """Iterate over batches of the examples at these places."""
@@ -252,14 +258,20 @@ class SupervisedTask(Task[Any]):
             )
         return value.squeeze()
 
-    def _predictions(self, model: nn.Module, split: str) -> Iterator[tuple[Any, Any, Any]]:
-        """Iterate over the batches of a split with the model's outputs and the targets."""
+    def _predictions(
+        self, model: nn.Module, split: str, *, whole: bool = True
+    ) -> Iterator[tuple[Part[Any], Any, Any]]:
+        """Iterate over the batches of a split with the model's outputs and the targets.
+
+        Unless ``whole``, each rank predicts its part of each batch.
+        """
         with preserved_modes(model):
             model.eval()
             for batch in self._in_order(split):
+                piece, share = (batch, 1.0) if whole else part_of(self, batch, self.micro_batches)
                 with torch.no_grad():
-                    outputs, targets = self._forward(model, batch)
-                yield batch, outputs, targets
+                    outputs, targets = self._forward(model, piece)
+                yield Part(piece, share), outputs, targets
 
     @override
     def scores(self, model: nn.Module, split: str) -> Iterator[tuple[Tensor, Tensor]]:
@@ -278,21 +290,25 @@ class SupervisedTask(Task[Any]):
 
     @override
     def evaluate(self, model: nn.Module, split: str) -> dict[str, float]:
-        losses, examples = 0.0, 0
-        total, count = 0.0, 0
+        # A function needs the outputs for the whole split, so every rank predicts all of it.
+        whole = not isinstance(self._metric, str)
+        totals = torch.zeros(4, dtype=torch.float64)  # losses, examples, metric, its terms
         outputs_of_all, targets_of_all = [], []
         built_in = metrics.find(self._metric) if isinstance(self._metric, str) else None
-        for batch, outputs, targets in self._predictions(model, split):
-            size = batches_of.size(batch)
-            losses += float(self._mean_loss(outputs, targets)) * size
-            examples += size
+        for part, outputs, targets in self._predictions(model, split, whole=whole):
+            if not part.share:
+                continue  # another rank counts these examples
+            size = batches_of.size(part.batch)
+            totals[0] += float(self._mean_loss(outputs, targets)) * size
+            totals[1] += size
             if built_in is None:
                 outputs_of_all.append(batches_of.moved(outputs, torch.device("cpu")))
                 targets_of_all.append(batches_of.moved(targets, torch.device("cpu")))
             elif built_in.sums is not None:
                 value, terms = built_in.sums(outputs, targets)
-                total += float(value)
-                count += terms
+                totals[2] += float(value)
+                totals[3] += terms
+        losses, examples, total, count = (totals if whole else self.ranks.sum(totals)).tolist()
         measured = {"loss": losses / examples}
         if built_in is None:
             assert not isinstance(self._metric, str)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Literal, Protocol, runtime_checkable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import TypeVar
 
+from gadam import _torch
 from gadam._errors import UserError
 from gadam.runs.recipe import Mode, Recipe, RecipeError
+from gadam.train.distributed import ALONE, Ranks
 from gadam.train.tasks import batch as batches_of
 
 __all__ = [
     "REQUIRED",
+    "Part",
     "Purpose",
     "Task",
     "TaskError",
@@ -51,6 +55,22 @@ class TaskError(UserError, ValueError):
         )
 
 
+@dataclass(frozen=True)
+class Part(Generic[BatchT]):
+    """What one rank trains on in a step.
+
+    Args:
+        batch: The rank's part of the step's batch.
+        share: Its fraction of that batch. 0 if there is nothing for this rank: then it runs a part
+            that does not count, because the other ranks communicate with it.
+        rate_factor: The :meth:`Task.rate_factor` of the whole batch.
+    """
+
+    batch: BatchT
+    share: float = 1.0
+    rate_factor: float = 1.0
+
+
 @runtime_checkable
 class Task(Protocol[BatchT]):
     """A learning problem: a model, its data, its loss and its metrics.
@@ -72,6 +92,7 @@ class Task(Protocol[BatchT]):
         splits: The splits to evaluate: "validation" if there is one, and "test".
         notices: Sentences for the user, for example about the data.
         epochs: The epochs that ``gadam compare`` trains for by default.
+        ranks: The processes that train the model together, under torchrun. gadam sets it.
 
     Example:
         A denoising autoencoder, which has no labels:
@@ -112,6 +133,7 @@ class Task(Protocol[BatchT]):
     splits: tuple[str, ...] = ("validation", "test")
     notices: tuple[str, ...] = ()
     epochs: int = 20
+    ranks: Ranks = ALONE
 
     def setup(self, seed: int, device: torch.device) -> None:
         """Prepare a run: draw the initial weights of :attr:`model`, and fix the data order.
@@ -178,6 +200,38 @@ class Task(Protocol[BatchT]):
         """
         return batches_of.divided(batch, count)
 
+    def parts(
+        self, epoch: int, purpose: Literal["order", "refresh"] = "order"
+    ) -> Iterator[Part[BatchT]]:
+        """Iterate over this rank's part of each batch. Default: a micro-batch of it.
+
+        Override it to load only what this rank needs, if :meth:`batches` loads slowly. Every rank
+        must get as many parts as there are batches.
+
+        Args:
+            epoch: Counted from 0.
+            purpose: "order" for the training batches, "refresh" for those of :meth:`refresh`.
+        """
+        for batch in self.batches(epoch) if purpose == "order" else self.refresh(epoch):
+            piece, share = part_of(self, batch, self.micro_batches)
+            yield Part(piece, share, self.rate_factor(batch))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what carries over from batch to batch within an epoch. Default: nothing.
+
+        Under torchrun, a checkpoint may be written in the middle of an epoch. All ranks call this,
+        and get the result of the first one in :meth:`load_state_dict`.
+        """
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue an epoch from the result of :meth:`state_dict`.
+
+        Args:
+            state_dict: Maybe of another number of ranks.
+        """
+        return
+
     def refresh(self, epoch: int) -> Iterator[BatchT]:
         """Iterate over the batches for the BatchNorm statistics. Default: :meth:`batches`.
 
@@ -219,6 +273,36 @@ class Task(Protocol[BatchT]):
             f"{type(self).__name__} has no class scores. Implement scores(), or use --parts to "
             "leave out the parts that compare predictions."
         )
+
+
+def part_of(
+    task: Task[Any], batch: BatchT, divide: Callable[[BatchT, int], list[tuple[BatchT, float]]]
+) -> tuple[BatchT, float]:
+    """Return this rank's part of a batch, and its fraction of it; see :meth:`Ranks.part`.
+
+    Args:
+        task: The task.
+        batch: A batch, or the indices of its examples.
+        divide: Divides it into at most as many pieces as its second argument says.
+    """
+    count = task.ranks.size
+    if count == 1:
+        return batch, 1.0
+    pieces = divide(batch, count)
+    if normalizes_batches(task.model):  # and cannot normalize a single example
+        while count > 1 and min(batches_of.size(piece) for piece, _ in pieces) < 2:
+            count -= 1
+            pieces = divide(batch, count)
+    return task.ranks.part(pieces)
+
+
+def normalizes_batches(model: nn.Module) -> bool:
+    """Return True if a model has BatchNorm layers.
+
+    Args:
+        model: The model.
+    """
+    return any(isinstance(module, _torch.BATCHNORM_TYPES) for module in model.modules())
 
 
 def seed_for(seed: int, epoch: int, purpose: Purpose) -> int:
