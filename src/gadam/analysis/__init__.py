@@ -4,6 +4,7 @@ All functions take models, tensors, and data loaders. Nothing here reads run fol
 """
 
 from gadam.analysis.curvature import Curvature
+from gadam.analysis.directions import Directions, measure_directions
 from gadam.analysis.gradient_noise import GradientNoise, measure_noise
 from gadam.analysis.landscape import Plane, along_line, over_plane
 from gadam.analysis.predictions import Diversity, Score, diversity, ensemble, log_probabilities
@@ -11,6 +12,8 @@ from gadam.analysis.spectra import (
     Density,
     Eigen,
     Estimate,
+    Ritz,
+    ritz,
     spectral_density,
     squared_norm,
     top_eigenvalues,
@@ -22,12 +25,14 @@ from gadam.analysis.weights import Distances, distances, effective_rate, effecti
 __all__ = [
     "Curvature",
     "Density",
+    "Directions",
     "Distances",
     "Diversity",
     "Eigen",
     "Estimate",
     "GradientNoise",
     "Plane",
+    "Ritz",
     "Score",
     "along_line",
     "distances",
@@ -36,9 +41,11 @@ __all__ = [
     "effective_rates",
     "ensemble",
     "log_probabilities",
+    "measure_directions",
     "measure_noise",
     "norms",
     "over_plane",
+    "ritz",
     "spectral_density",
     "squared_norm",
     "top_eigenvalues",

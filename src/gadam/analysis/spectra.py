@@ -1,9 +1,9 @@
 """The spectrum of a large symmetric matrix, from matrix-vector products alone.
 
-This module computes the largest eigenvalues, the spectral density, the trace, and the Frobenius
-norm. A matrix is any object with a ``dimension`` and a product ``matrix @ vector`` with torch
-vectors, such as :class:`gadam.analysis.Curvature`. Stochastic estimates come with their standard
-errors.
+This module computes the largest eigenvalues, the spectral density, the spectral measure of a given
+vector, the trace, and the Frobenius norm. A matrix is any object with a ``dimension`` and a product
+``matrix @ vector`` with torch vectors, such as :class:`gadam.analysis.Curvature`. Stochastic
+estimates come with their standard errors.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ __all__ = [
     "Eigen",
     "Estimate",
     "Matrix",
+    "Ritz",
+    "ritz",
     "spectral_density",
     "squared_norm",
     "top_eigenvalues",
@@ -221,6 +223,77 @@ def top_eigenvalues(
     return Eigen(values[order], errors, eigenvectors, len(lanczos.diagonal))
 
 
+# ----------------------------------------------------------------------------------- given vectors
+
+
+@dataclass(frozen=True, eq=False)
+class Ritz:
+    """A matrix in the Krylov space of a vector: its Ritz values and vectors.
+
+    For any polynomial f of degree up to 2·steps − 1, and the start vector b,
+    bᵀf(H)b = Σ components² · f(values). Values with a small error are eigenvalues of the matrix.
+
+    Attributes:
+        values: Ritz values, in descending order.
+        errors: Norm of the residual Hy − θy of each pair, which bounds the error of its value.
+        vectors: Orthonormal Ritz vectors y, as rows.
+        components: bᵀy for each vector.
+    """
+
+    values: Tensor
+    errors: Tensor
+    vectors: Tensor
+    components: Tensor
+
+
+def ritz(matrix: Matrix, start: Tensor, *, steps: int = 50, seed: int = 0) -> Ritz:
+    """Compute the Ritz pairs of a matrix in the Krylov space of a vector.
+
+    Args:
+        matrix: The matrix.
+        start: The vector b. It must not be zero.
+        steps: Lanczos steps. Fewer are taken if the space is exhausted.
+        seed: Seed of a fallback for exhausted spaces.
+
+    Returns:
+        The Ritz pairs.
+
+    Raises:
+        ValueError: If ``steps`` is less than 1, or the vector is zero or not finite.
+
+    Example:
+        >>> class Diagonal:
+        ...     dimension = 3
+        ...     def __matmul__(self, v):
+        ...         return v * torch.tensor([1.0, 2.0, 3.0])
+        >>> found = ritz(Diagonal(), torch.tensor([3.0, 0.0, 4.0]))
+        >>> [round(float(v), 4) for v in found.values]
+        [3.0, 1.0]
+        >>> [round(abs(float(c)), 4) for c in found.components]
+        [4.0, 3.0]
+    """
+    norm = float(start.double().norm())
+    if steps < 1:
+        raise ValueError(f"steps must be at least 1, got {steps}.")
+    if not 0 < norm < float("inf"):
+        raise ValueError("start must be a finite vector that is not zero.")
+    lanczos = _lanczos(matrix, start, steps, torch.Generator().manual_seed(seed))
+    values, weights = lanczos.ritz()
+    vectors = lanczos.combine(weights.T)
+    pairs = values, lanczos.residuals(weights), vectors, norm * weights[0]
+    return Ritz(*(each.flip(0) for each in pairs))
+
+
+def _lanczos(matrix: Matrix, start: Tensor, steps: int, generator: torch.Generator) -> _Lanczos:
+    """Take Lanczos steps until the Krylov space of the start vector is exhausted."""
+    lanczos = _Lanczos(matrix, start, generator)
+    for _ in range(steps):
+        lanczos.step()
+        if lanczos.off_diagonal[-1] == 0.0 or lanczos.exhausted:
+            break
+    return lanczos
+
+
 # ------------------------------------------------------------------------------------------ density
 
 
@@ -288,11 +361,7 @@ def spectral_density(matrix: Matrix, *, probes: int = 4, steps: int = 50, seed: 
     generator, like = torch.Generator().manual_seed(seed), _like(matrix)
     nodes, weights = [], []
     for _ in range(probes):
-        lanczos = _Lanczos(matrix, _probe(matrix, like, generator), generator)
-        for _ in range(steps):
-            lanczos.step()
-            if lanczos.off_diagonal[-1] == 0.0:  # The quadrature is exact.
-                break
+        lanczos = _lanczos(matrix, _probe(matrix, like, generator), steps, generator)
         values, vectors = lanczos.ritz()
         nodes.append(values)
         weights.append(vectors[0] ** 2 / probes)

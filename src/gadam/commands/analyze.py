@@ -236,7 +236,11 @@ def _choose(requested: Sequence[str], collection: Collection) -> tuple[str, ...]
     known = all_parts()
     if collection.experiment.analysis:
         return tuple(name for name in collection.experiment.analysis if name in known)
-    return tuple(name for name, part in known.items() if part.is_possible(collection))
+    return tuple(
+        name
+        for name, part in known.items()
+        if part.is_possible(collection) and not part.on_request
+    )
 
 
 def _print_json(sections: Sequence[SectionBuilder], page: Path) -> None:

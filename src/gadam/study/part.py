@@ -94,6 +94,7 @@ class Part(ABC):
         title: The heading of its section, and its line in ``gadam analyze --help``.
         needs: What runs must have for it; empty if every run will do.
         needs_weights: False if the records of the runs are enough.
+        on_request: True if it is measured only if it is named, because it takes long.
     """
 
     name: ClassVar[str]
@@ -101,6 +102,7 @@ class Part(ABC):
     title: ClassVar[str]
     needs: ClassVar[str] = ""
     needs_weights: ClassVar[bool] = True
+    on_request: ClassVar[bool] = False
 
     def is_possible(self, collection: Collection) -> bool:
         """Return True if the finished runs have what this part needs.

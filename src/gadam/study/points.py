@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from functools import cached_property
 from typing import Literal, TypeAlias
 
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 import gadam
 from gadam.runs.files import RunError
-from gadam.runs.folder import RunFolder, read_weights
+from gadam.runs.folder import RunFolder, State, read_weights
 from gadam.train import optimizers, tasks
 
 __all__ = ["Point", "Points"]
@@ -116,6 +117,11 @@ class Points:
                 f"{self._paths[point]} is damaged. Remove it to continue without this iterate."
             )
         return found
+
+    @property
+    def optimizer_state(self) -> State:
+        """A copy of the optimizer's state in the last checkpoint."""
+        return copy.deepcopy(self._state["optimizer"])
 
     @cached_property
     def _average(self) -> dict[str, Tensor]:

@@ -27,6 +27,10 @@ class Settings:
         tolerance: Relative tolerance of the spectral norm.
         steps: Lanczos steps for the spectral density.
         grid: Grid points along each side of the plane.
+        epoch: Predict from the iterate that was kept after this epoch. None predicts from the
+            earliest one, or from the last iterate if none was kept.
+        horizon: Epochs to predict; None predicts to the end of the run, or half of its length.
+        continuations: Times to continue the run, to compare its losses with the predictions.
 
     Raises:
         StudyError: A value is out of range.
@@ -39,6 +43,9 @@ class Settings:
     tolerance: float = 1e-3
     steps: int = 40
     grid: int = 13
+    epoch: int | None = None
+    horizon: int | None = None
+    continuations: int = 2
 
     def __post_init__(self) -> None:
         for name, value, low in (
@@ -46,6 +53,9 @@ class Settings:
             ("steps", self.steps, 2),
             ("grid", self.grid, 3),
             ("examples", self.examples, 1),
+            ("epoch", self.epoch, 1),
+            ("horizon", self.horizon, 1),
+            ("continuations", self.continuations, 0),
         ):
             if value is not None and value < low:
                 raise StudyError(f"{name} must be at least {low}, got {value}.")
