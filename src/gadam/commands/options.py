@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 
@@ -82,8 +82,8 @@ def _explain_near_misses(kind: Any, name: str, arguments: list[str]) -> None:
 class SweepOptions:
     """Options of every command that trains."""
 
-    out: Folder = None
-    """Folder of the runs. Default: runs/NAME."""
+    out: Annotated[str | None, option("DIR")] = None
+    """Folder of the runs, or a URL such as s3://bucket/runs. Default: runs/NAME."""
     seeds: MaybeInt = None
     """Number of seeds."""
     workers: MaybeInt = None
@@ -104,6 +104,33 @@ class SweepOptions:
     """Print events and the final table as JSON, one object per line."""
     tensorboard: Flag = False
     """Also write the curves for TensorBoard, beside the runs."""
+    launcher: Literal["local", "ray"] = "local"
+    """Where to run: on this machine, or on a Ray cluster, which needs gadam[ray]."""
+    address: Annotated[str | None, option("ADDRESS")] = None
+    """The Ray cluster, such as auto. Default: $RAY_ADDRESS, then Ray on this machine alone."""
+    cpus: Annotated[float | None, option("N")] = None
+    """CPUs per run on the Ray cluster. Default: --threads."""
+    gpus: Annotated[float | None, option("N")] = None
+    """GPUs per run on the Ray cluster. Default: 1 if --device is cuda."""
+
+    def folder(self, name: str) -> Path:
+        """Return the folder of the runs on this machine.
+
+        Args:
+            name: The name of the default folder.
+        """
+        return Path("runs") / name if self.out is None or self.storage else Path(self.out)
+
+    @property
+    def storage(self) -> str | None:
+        """The URL that the runs go to, if --out is one."""
+        is_url = self.out is not None and "://" in self.out
+        return self.out if is_url else None
+
+    @property
+    def device_here(self) -> str:
+        """The device for checks on this machine, which may have no GPU if the cluster has some."""
+        return self.device if self.launcher == "local" else "cpu"
 
     @property
     def data_path(self) -> str | None:
@@ -113,11 +140,29 @@ class SweepOptions:
     def check(self) -> None:
         """Raise an error for values that cannot work, before anything is trained."""
         check_positive(threads=self.threads, workers=self.workers, seeds=self.seeds)
-        check_device(self.device)
+        self._check_launcher()
+        check_device(self.device_here)
         if self.tensorboard:
             from gadam.train.tensorboard import summary_writer
 
             summary_writer()
+
+    def _check_launcher(self) -> None:
+        from gadam.runs.recipe import RecipeError
+
+        given = {name: getattr(self, name) for name in ("address", "cpus", "gpus")}
+        given = {name: value for name, value in given.items() if value is not None}
+        if self.launcher == "local":
+            if given:
+                raise RecipeError(f"--{next(iter(given))} needs --launcher ray.")
+            return
+        if self.cpus is not None and not self.cpus > 0:
+            raise RecipeError(f"--cpus must be positive, got {self.cpus:g}.")
+        if self.gpus is not None and not self.gpus >= 0:
+            raise RecipeError(f"--gpus must be non-negative, got {self.gpus:g}.")
+        from gadam.train.launchers.ray import import_ray
+
+        import_ray()
 
 
 def check_positive(**options: int | None) -> None:

@@ -32,18 +32,22 @@ from gadam.runs.record import RunResult
 from gadam.runs.verdict import Verdict, verdicts
 from gadam.train import experiments
 from gadam.train.data import text
-from gadam.train.sweep import TrainingJob, available_cores, sweep
+from gadam.train.launchers.local import LocalLauncher
+from gadam.train.storage import Storage
+from gadam.train.sweep import Launcher, TrainingJob, available_cores, sweep
 
 __all__ = [
     "Addition",
     "Scale",
     "check_folders",
     "conclude",
+    "fetch",
     "known_floors",
     "locked",
+    "make_launcher",
     "run_all",
     "run_experiment",
-    "worker_count",
+    "workspace",
 ]
 
 Scale = Literal["mini", "paper"]
@@ -73,13 +77,13 @@ def run_experiment(
         experiment, command=_command_line(name, scale, rows, experiment, options, methods)
     )
     recipes = experiment.recipes
-    folder = options.out or Path("runs") / (name if scale == "mini" else f"{name}-{scale}")
+    folder = options.folder(name if scale == "mini" else f"{name}-{scale}")
     jobs = {
         (row, seed): job(row, recipe, seed, folder / f"{experiments.slug(row)}-{seed}", options)
         for seed in range(experiment.seeds)
         for row, recipe in recipes.items()
     }
-    with locked(folder):
+    with workspace(folder, options):
         done = run_all(list(jobs.values()), options, experiment=(experiment, folder))
         results = {key: done.get(job) for key, job in jobs.items()}
         conclude(experiment, folder, list(jobs.values()), results, options, scale)
@@ -142,7 +146,8 @@ def conclude(
     console.print_table(experiment, table)
     console.print_verdicts(answers)
     print(addition.text, end="")
-    print(f"The runs, summary.md and summary.json are in {folder}.")
+    also = "" if options.storage is None else f" and in {options.storage}"
+    print(f"The runs, summary.md and summary.json are in {folder}{also}.")
     if page is not None:
         print(f"The report is {page}.")
 
@@ -288,6 +293,8 @@ def job(label: str, recipe: Recipe, seed: int, folder: Path, options: SweepOptio
         options.device,
         options.threads,
         options.accept_changed_code,
+        # The folder is runs/NAME/…, because --out is the URL.
+        options.storage and "/".join((options.storage.rstrip("/"), *folder.parts[2:])),
     )
 
 
@@ -306,11 +313,25 @@ def run_all(
     Returns:
         The result of each run, or None if it failed.
     """
+    fetch(jobs)
     check_folders(jobs)
     if experiment is not None:
         write_json(experiment[1] / "experiment.json", experiment[0].to_dict(), sealed=True)
     with console.listener(len(jobs), quiet=options.quiet, as_json=options.json) as listener:
-        return sweep(jobs, listener, worker_count(options))
+        results = sweep(jobs, listener, launcher=make_launcher(options))
+    fetch(jobs)
+    return results
+
+
+def fetch(jobs: Iterable[TrainingJob]) -> None:
+    """Copy runs that are in a storage to their folders on this machine.
+
+    Args:
+        jobs: The runs.
+    """
+    for each in jobs:
+        if each.storage is not None:
+            Storage(each.storage).pull(each.folder)
 
 
 def check_folders(jobs: Iterable[TrainingJob]) -> None:
@@ -329,14 +350,20 @@ def check_folders(jobs: Iterable[TrainingJob]) -> None:
         ).check()
 
 
-def worker_count(options: SweepOptions) -> int:
-    """Return how many runs to train at a time.
+def make_launcher(options: SweepOptions) -> Launcher:
+    """Return the launcher of the runs.
 
     Args:
         options: How to run them.
     """
+    if options.launcher == "ray":
+        from gadam.train.launchers.ray import RayLauncher
+
+        gpus = float(options.device.startswith("cuda")) if options.gpus is None else options.gpus
+        cpus = options.threads if options.cpus is None else options.cpus
+        return RayLauncher(options.address, cpus, gpus, options.workers)
     several = available_cores() // options.threads if options.device == "cpu" else 1
-    return options.workers or max(1, several)
+    return LocalLauncher(options.workers or max(1, several))
 
 
 @contextmanager
@@ -357,6 +384,34 @@ def locked(folder: Path) -> Iterator[None]:
         for place in ("", "sections", "figures"):
             lock.remove_temporary_files(folder / place, of_dead_processes=True)
         yield
+
+
+@contextmanager
+def workspace(folder: Path, options: SweepOptions) -> Iterator[None]:
+    """Lock the folder of an experiment. If it is in a storage, begin and end with what is there.
+
+    Args:
+        folder: The folder on this machine.
+        options: Where the runs go.
+
+    Raises:
+        RunError: Another process is using the folder, or the storage cannot be used.
+    """
+    with locked(folder):
+        if options.storage is None:
+            yield
+            return
+        storage = Storage(options.storage)
+        storage.pull(folder, ignore=_is_of_a_run)
+        try:
+            yield
+        finally:
+            storage.push(folder, ignore=_is_of_a_run)
+
+
+def _is_of_a_run(name: str) -> bool:
+    """Return True for the name of a file that a run wrote, which the run copies itself."""
+    return "/" in name and name.split("/")[0] not in ("sections", "figures")
 
 
 def _report(folder: Path) -> Path | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 import tyro
@@ -49,7 +48,7 @@ def run(arguments: list[str]) -> int:
     if not 0 <= first < 2**31:
         raise RecipeError(f"--seed must be at least 0 and less than 2³¹, got {first}.")
     recipe = recipes.changed({name: known[name]}, options)[name]
-    folder = options.out or Path("runs") / ("train" if scale == "mini" else f"train-{scale}")
+    folder = options.folder("train" if scale == "mini" else f"train-{scale}")
     seeds = range(first, first + (options.seeds or 1))
     jobs = [sweeps.job(name, recipe, seed, folder / f"{name}-{seed}", options) for seed in seeds]
     done = sweeps.run_all(jobs, options)

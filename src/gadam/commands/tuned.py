@@ -20,7 +20,15 @@ from gadam._names import count, did_you_mean
 from gadam.commands import console
 from gadam.commands.options import SweepOptions, check_positive
 from gadam.commands.recipes import changed
-from gadam.commands.sweeps import Addition, check_folders, conclude, job, locked, worker_count
+from gadam.commands.sweeps import (
+    Addition,
+    check_folders,
+    conclude,
+    fetch,
+    job,
+    make_launcher,
+    workspace,
+)
 from gadam.runs.experiment import Experiment
 from gadam.runs.files import (
     Document,
@@ -152,8 +160,8 @@ def run_tuned(request: Request, options: SweepOptions) -> int:
     seconds = None if request.budget is None else parse_duration(request.budget)
     check_positive(trials=request.trials, seeds=options.seeds)
     problem = _problem(request, options)
-    folder = options.out or Path("runs") / f"compare-{experiments.slug(problem.name)}"
-    with locked(folder):
+    folder = options.folder(f"compare-{experiments.slug(problem.name)}")
+    with workspace(folder, options):
         plan = _known_plan(folder, request, options)
         if plan is None:
             needed, plan = (
@@ -188,7 +196,7 @@ def _problem(request: Request, options: SweepOptions) -> _Problem:
     }
     recipes = changed(recipes, options, everywhere=False)
     built = tasks.build(
-        next(iter(recipes.values())), 0, torch.device(options.device), options.data_path
+        next(iter(recipes.values())), 0, torch.device(options.device_here), options.data_path
     )
     if "validation" not in built.splits:
         raise RecipeError(
@@ -207,7 +215,7 @@ def _base(request: Request, options: SweepOptions) -> Recipe:
     if request.task is None:
         base = experiments.get(experiments.COMPARE).recipes["SGD"]
         return replace(base, name=experiments.COMPARE, schedule=Schedule())
-    for sentence in check_task(request.task, device=options.device).notices:
+    for sentence in check_task(request.task, device=options.device_here).notices:
         if not options.json:
             print(f"note: {sentence}")
     own, task = describe(request.task), load_task(request.task)
@@ -305,7 +313,8 @@ def _pilot(
     problem: _Problem, folder: Path, seconds: float, options: SweepOptions
 ) -> tuple[dict[str, Timing], float]:
     """Time a run of each method with all workers busy, and the start of the workers."""
-    workers, place = worker_count(options), folder / "pilot"
+    launcher, place = make_launcher(options), folder / "pilot"
+    workers = launcher.slots
     methods = list(islice(cycle(problem.recipes), max(workers, len(problem.recipes))))
     limit = max(PILOT_SECONDS, PILOT_SHARE * seconds * workers / len(methods))
     shutil.rmtree(place, ignore_errors=True)
@@ -325,7 +334,7 @@ def _pilot(
         print("Timing each method for two epochs …", flush=True)
     began = time.time()
     with console.listener(len(jobs), quiet=options.quiet, as_json=options.json) as listener:
-        found = sweep(jobs, listener, workers)
+        found = sweep(jobs, listener, launcher=launcher)
     shutil.rmtree(place, ignore_errors=True)
     if None in found.values():
         raise RunError("A method could not be timed. Fix what failed above, and rerun the command.")
@@ -345,7 +354,7 @@ def _fit(
     plan, needed = fit(
         left,
         timings,
-        worker_count(options),
+        make_launcher(options).slots,
         epochs=problem.epochs,
         trials=request.trials,
         seeds=options.seeds,
@@ -369,10 +378,10 @@ def _fit(
 class _TrialJob(TrainingJob):
     """A trial. Nobody needs its weights afterwards."""
 
-    def run(
+    def run_here(
         self, on_progress: OnProgress, on_notice: OnNotice, should_stop: ShouldStop
     ) -> RunResult:
-        result = super().run(on_progress, on_notice, should_stop)
+        result = super().run_here(on_progress, on_notice, should_stop)
         drop_weights(self.folder)
         return result
 
@@ -402,13 +411,15 @@ def _compare(
         return jobs_of(following)
 
     first = jobs_of(comparison.start())
+    fetch(first)
     check_folders(first)
     total = plan.runs * len(problem.recipes)
     with console.listener(total, quiet=options.quiet, as_json=options.json) as listener:
-        found = sweep(first, listener, worker_count(options), then)
+        found = sweep(first, listener, then=then, launcher=make_launcher(options))
     experiment = _experiment(problem, comparison, plan, request, options)
     write_json(folder / "experiment.json", experiment.to_dict(), sealed=True)
     final = {(run.method, run.seed): job for job, run in runs.items() if run.is_final}
+    fetch(final.values())
     results = {key: found[job] for key, job in final.items()}
 
     def add(verdicts: list[Verdict]) -> Addition:

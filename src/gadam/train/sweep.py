@@ -10,7 +10,7 @@ import os
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -19,6 +19,7 @@ from gadam.runs.files import Document
 from gadam.runs.recipe import Recipe
 from gadam.runs.record import POINTS, EpochRecord, RunResult
 from gadam.runs.summary import decimals, is_percentage
+from gadam.train.storage import stored_folder
 
 __all__ = [
     "Job",
@@ -113,6 +114,8 @@ class TrainingJob:
         device: Where to compute.
         threads: CPU threads.
         accept_changed_code: Resume a run although the user's own code has changed.
+        storage: The URL of the run's folder, if it is not a folder of a file system. Then
+            ``folder`` is only the run's name.
     """
 
     label: str
@@ -123,6 +126,7 @@ class TrainingJob:
     device: str = "cpu"
     threads: int = 1
     accept_changed_code: bool = False
+    storage: str | None = None
 
     event = "epoch"
 
@@ -135,6 +139,20 @@ class TrainingJob:
         self, on_progress: OnProgress, on_notice: OnNotice, should_stop: ShouldStop
     ) -> RunResult:
         """Train the run, or resume it. See :class:`Job`."""
+        if self.storage is None:
+            return self.run_here(on_progress, on_notice, should_stop)
+        with stored_folder(self.storage) as (folder, look):
+
+            def report(done: float, update: Reportable | None) -> None:
+                on_progress(done, update)
+                look()
+
+            return replace(self, folder=folder).run_here(report, on_notice, should_stop)
+
+    def run_here(
+        self, on_progress: OnProgress, on_notice: OnNotice, should_stop: ShouldStop
+    ) -> RunResult:
+        """Train the run in its folder of this machine. See :meth:`run`."""
         from gadam.train.loop import train
 
         return train(

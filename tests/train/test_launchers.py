@@ -1,0 +1,294 @@
+"""Launchers: the same jobs in local processes and on a Ray cluster."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gadam.runs.folder
+import quick_processes
+from compare_runs import assert_same_run
+from gadam.runs import Average, Data, EpochRecord, Optimizer, Recipe, RunResult
+from gadam.train.launchers.ray import (
+    LauncherError,
+    RayLauncher,
+    _connect,
+    _results_only_on_stdout,
+)
+from gadam.train.sweep import Job, Launcher, Reportable, TrainingJob, sweep
+
+ray: Any = pytest.importorskip("ray")
+
+RECIPE = Recipe(
+    "r",
+    model="logistic",
+    data=Data("fashion-mini", validation=100, examples=400, size=14, augment=False),
+    optimizer=Optimizer("adamw", 1e-2, 0.1),
+    average=Average(1),
+    epochs=3,
+)
+LONG = replace(RECIPE, epochs=300, evaluate_every=100)
+
+
+class Recorder:
+    """A listener that records the events it receives."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[Any, ...]] = []
+
+    def on_start(self, job: Job) -> None:
+        self.events.append(("start", job.label))
+
+    def on_progress(self, job: Job, done: float, update: Reportable | None) -> None:
+        if update is not None:
+            assert isinstance(update, EpochRecord)
+            self.events.append(("epoch", job.label, update.epoch))
+
+    def on_notice(self, job: Job, sentence: str) -> None:
+        self.events.append(("notice", job.label, sentence))
+
+    def on_finish(self, job: Job, result: Reportable) -> None:
+        assert isinstance(result, RunResult)
+        self.events.append(("finish", job.label))
+
+    def on_failure(self, job: Job, reason: str) -> None:
+        self.events.append(("failure", job.label, reason))
+
+    def of(self, kind: str) -> list[tuple[Any, ...]]:
+        return [event[1:] for event in self.events if event[0] == kind]
+
+
+def holder(folder: Path) -> int | None:
+    """Return the process that has the lock of a run open."""
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if any(os.readlink(fd) == str(folder / ".lock") for fd in (process / "fd").iterdir()):
+                return int(process.name)
+        except OSError:  # it has ended
+            continue
+    return None
+
+
+class Killer(Recorder):
+    """Kills the worker of a run after some epochs, once per epoch in the list."""
+
+    def __init__(self, label: str, epochs: list[int]) -> None:
+        super().__init__()
+        self.label, self.epochs = label, epochs
+
+    def on_progress(self, job: Job, done: float, update: Reportable | None) -> None:
+        super().on_progress(job, done, update)
+        if job.label == self.label and self.epochs and done >= self.epochs[0]:
+            pid = holder(job.folder)
+            if pid is not None:
+                self.epochs.pop(0)
+                os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    """Start Ray on this machine, with checkpoints after every epoch."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GADAM_CHECKPOINT_SECONDS", "0")
+        patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        ray.init(
+            "local",
+            num_cpus=2,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="ERROR",
+        )
+        yield
+        ray.shutdown()
+
+
+def launcher(**kwargs: Any) -> Launcher:
+    return RayLauncher(**kwargs)
+
+
+def test_without_ray_the_error_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(LauncherError, match=r"needs ray.*pip install 'gadam\[ray\]'"):
+        RayLauncher()
+
+
+def test_an_address_without_a_cluster(monkeypatch):
+    def refuse(*_: object, **__: object) -> None:
+        raise ConnectionError("Could not find any running Ray instance.\nMore.")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", refuse)
+    with pytest.raises(LauncherError, match=r"no Ray cluster at auto .*Ray instance\.\)\. Start"):
+        _connect("auto")
+
+
+@pytest.mark.usefixtures("cluster")
+def test_runs_have_the_same_bits_as_in_local_processes(tmp_path):
+    def jobs(place: str) -> list[TrainingJob]:
+        folder, missing = tmp_path / place, replace(RECIPE, data=Data("cifar10"))
+        return [
+            TrainingJob("long", replace(LONG, epochs=12), 0, folder / "long"),
+            TrainingJob("bad", missing, 0, folder / "bad", str(tmp_path)),
+            TrainingJob("short", RECIPE, 1, folder / "short"),
+        ]
+
+    with quick_processes.for_sweeps():
+        sweep(jobs("local"), Recorder(), workers=1)
+    # One worker is killed twice. Its run continues from its checkpoint each time.
+    recorder = Killer("long", [3, 7])
+    results = sweep(jobs("ray"), recorder, launcher=launcher())
+    assert {job.label: r is not None for job, r in results.items()} == {
+        "long": True,
+        "bad": False,
+        "short": True,
+    }
+    for name in ("long", "short"):
+        assert_same_run(tmp_path / "local" / name, tmp_path / "ray" / name)
+    assert sorted(recorder.of("start")) == [("bad",), ("long",), ("short",)]
+    lost = [sentence for label, sentence in recorder.of("notice") if label == "long"]
+    assert lost == ["It lost its worker (its process died) and continues from its checkpoint."] * 2
+    ((label, reason),) = recorder.of("failure")
+    assert label == "bad"
+    assert "gadam data cifar10" in reason
+    assert "Traceback" not in reason
+    epochs = [epoch for label, epoch in recorder.of("epoch") if label == "long"]
+    assert set(epochs) == set(range(1, 13))
+    assert epochs[-1] == 12
+    assert epochs.count(2) == 1  # it did not begin again
+    assert not list((tmp_path / "ray").glob(".launch*"))
+
+    again = Recorder()  # finished runs are skipped, and jobs may lead to other jobs
+    first, _, second = jobs("ray")
+    found = sweep(
+        [first],
+        again,
+        launcher=launcher(workers=1),
+        then=lambda job, result: [second] if job is first and result is not None else [],
+    )
+    assert found == {first: results[first], second: results[second]}
+    assert not again.of("epoch")
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_run_that_never_gets_further_fails(tmp_path, monkeypatch):
+    monkeypatch.setattr("gadam.train.launchers.ray.RETRIES", 1)
+    slow = replace(RECIPE, batch_size=1, data=replace(RECIPE.data, examples=1900))
+    job = TrainingJob("slow", slow, 0, tmp_path / "slow")
+    recorder, is_over = Recorder(), threading.Event()
+
+    def kill() -> None:
+        while not is_over.wait(0.02):
+            if (pid := holder(job.folder)) is not None:
+                os.kill(pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        assert sweep([job], recorder, launcher=launcher()) == {job: None}
+    finally:
+        is_over.set()
+        killer.join()
+    assert len(recorder.of("notice")) == 1
+    ((_, reason),) = recorder.of("failure")
+    assert reason == "it lost its worker 2 times without progress: its process died"
+
+
+@pytest.mark.usefixtures("cluster")
+def test_nodes_that_see_other_files_or_have_other_versions_are_refused(tmp_path, monkeypatch):
+    job = TrainingJob("short", RECIPE, 0, tmp_path / "short")
+    recorder = Recorder()
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "touch", lambda self: None)
+        assert sweep([job], recorder, launcher=launcher(share_seconds=0.0)) == {job: None}
+    ((_, reason),) = recorder.of("failure")
+    assert f"does not see the files in {tmp_path}. Pass an --out on a file system" in reason
+    monkeypatch.setattr("gadam.train.launchers.ray.versions", lambda: {"torch": "1.13"})
+    recorder = Recorder()
+    assert sweep([job], recorder, launcher=launcher()) == {job: None}
+    ((_, reason),) = recorder.of("failure")
+    now = gadam.runs.folder.versions()["torch"]
+    assert f"has torch {now} instead of 1.13. Install the same versions on all nodes." in reason
+
+
+@pytest.mark.usefixtures("cluster")
+def test_an_error_of_the_listener_stops_the_runs(tmp_path):
+    class Failing(Recorder):
+        def on_progress(self, job: Job, done: float, update: Reportable | None) -> None:
+            raise BrokenPipeError
+
+    job = TrainingJob("long", replace(LONG, epochs=100_000), 0, tmp_path / "long")
+    with pytest.raises(BrokenPipeError):
+        sweep([job], Failing(), launcher=launcher())
+    assert holder(job.folder) is None
+    assert not (job.folder / "failure.json").exists()  # it was interrupted, and can be resumed
+
+
+@pytest.mark.usefixtures("cluster")
+def test_slots_and_resources():
+    assert launcher().slots == 2
+    assert launcher(cpus=2).slots == 1
+    assert launcher(cpus=0.5, workers=3).slots == 3
+    assert RayLauncher().notice() == ""
+    assert "has 1 CPUs and 1 GPUs now. The runs wait for one." in RayLauncher(gpus=1).notice()
+
+
+def test_what_ray_prints_does_not_reach_standard_output(capsys):
+    with _results_only_on_stdout():
+        print("result")
+        thread = threading.Thread(target=print, args=("noise",), name="ray_listen_error_messages")
+        thread.start()
+        thread.join()
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("result\n", "noise\n")
+
+
+@pytest.mark.slow
+def test_a_node_that_dies_in_the_middle_changes_nothing(tmp_path, monkeypatch):
+    """Two nodes, each with two runs. One node is killed; its runs continue on the other."""
+    from ray.cluster_utils import Cluster
+
+    monkeypatch.setenv("GADAM_CHECKPOINT_SECONDS", "0")
+    if ray.is_initialized():
+        ray.shutdown()  # of the other tests
+
+    def jobs(place: str) -> list[TrainingJob]:
+        return [
+            TrainingJob(f"run {seed}", LONG, seed, tmp_path / place / str(seed))
+            for seed in range(4)
+        ]
+
+    with quick_processes.for_sweeps():
+        sweep(jobs("local"), Recorder(), workers=2)
+    cluster = Cluster(True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    try:
+        node = cluster.add_node(num_cpus=2)
+        ray.init(cluster.address, log_to_driver=False, logging_level="ERROR")
+
+        class NodeKiller(Recorder):
+            is_done = False
+
+            def on_progress(self, job: Job, done: float, update: Reportable | None) -> None:
+                super().on_progress(job, done, update)
+                begun = {label for label, *_ in self.of("epoch")}
+                if len(begun) == 4 and not self.is_done:
+                    self.is_done = True
+                    cluster.remove_node(node, allow_graceful=False)
+
+        recorder = NodeKiller()
+        results = sweep(jobs("ray"), recorder, launcher=launcher())
+        assert None not in results.values(), recorder.of("failure")
+        lost = [label for label, sentence in recorder.of("notice") if "lost its worker" in sentence]
+        assert len(lost) == 2
+        for seed in range(4):
+            assert_same_run(tmp_path / "local" / str(seed), tmp_path / "ray" / str(seed))
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
