@@ -11,7 +11,6 @@ import os
 from pathlib import Path
 
 import pytest
-import safetensors.torch
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,7 +20,7 @@ import gadam
 from average_models import BATCHES, fit, small_model, snapshot
 from gadam import _torch
 from gadam._errors import UserError
-from gadam.average import BlockError
+from gadam.average import BlockError, block_files
 from gadam.average.block_files import pair_to_merge
 from gadam.average.block_weights import block_weights, misplaced_weight
 
@@ -543,7 +542,7 @@ def test_foreign_folders_and_states_are_refused(tmp_path):
         train(model, optimizer, 10)
         states[name] = blocks.state_dict()
     model, optimizer, blocks = build("one")
-    with pytest.raises(BlockError, match="does not belong to the run of this checkpoint"):
+    with pytest.raises(BlockError, match="blocks of another run than this checkpoint"):
         blocks.load_state_dict(states["other"])
     blocks.load_state_dict(states["one"])
     with pytest.raises(BlockError, match="saved at step 10, but the optimizer is at step 0"):
@@ -561,6 +560,96 @@ def test_foreign_folders_and_states_are_refused(tmp_path):
     (tmp_path / "notes" / "notes.txt").write_text("mine")
     with pytest.raises(BlockError, match="not empty and has no manifest"):
         build("notes")
+
+
+def test_the_blocks_of_another_run_are_refused_even_if_all_numbers_fit(tmp_path):
+    """Two runs of one model, step for step: only the number of the run tells them apart."""
+
+    def build(name):
+        model = linear()
+        optimizer = OPTIMIZERS["adamw"](model.parameters())
+        return model, optimizer, gadam.BlockAverages(optimizer, tmp_path / name, every=5)
+
+    saved = {}
+    for name in ("one", "other"):
+        model, optimizer, blocks = build(name)
+        train(model, optimizer, 10)
+        saved[name] = {"optimizer": optimizer.state_dict(), "blocks": blocks.state_dict()}
+        blocks.flush()
+    assert saved["one"]["blocks"]["run"] != saved["other"]["blocks"]["run"]
+    before = files(tmp_path / "other")
+    (tmp_path / "one").rename(tmp_path / "moved")
+    (tmp_path / "other").rename(tmp_path / "one")
+    # The optimizer's own state is enough to notice.
+    model, optimizer, blocks = build("one")
+    optimizer.load_state_dict(through_disk(saved["one"])["optimizer"])
+    with pytest.raises(BlockError, match="blocks of another run"):
+        train(model, optimizer, 1, first=11)
+    with pytest.raises(BlockError, match="blocks of another run"):
+        blocks.model_state_dict(model)
+    # A checkpoint that was taken without blocks fits no folder that has some.
+    model, optimizer, blocks = build("one")
+    plain = OPTIMIZERS["adamw"](model.parameters())
+    train(model, plain, 10)
+    with pytest.warns(UserWarning, match="has no average"):
+        optimizer.load_state_dict(plain.state_dict())
+    with pytest.raises(BlockError, match="blocks of another run"):
+        train(model, optimizer, 1, first=11)
+    assert files(tmp_path / "one") == before
+    # A run may continue in a new folder, and one that was moved with its run is accepted.
+    model, optimizer, blocks = build("new")
+    optimizer.load_state_dict(saved["one"]["optimizer"])
+    train(model, optimizer, 5, first=11)
+    assert blocks.boundaries == [10, 15]
+    assert blocks.state_dict()["run"] == saved["one"]["blocks"]["run"]
+    model, optimizer, blocks = build("moved")
+    optimizer.load_state_dict(saved["one"]["optimizer"])
+    blocks.load_state_dict(saved["one"]["blocks"])
+    train(model, optimizer, 5, first=11)
+    assert blocks.boundaries == [0, 5, 10, 15]
+
+
+def test_a_checkpoint_from_before_the_first_step_can_be_resumed(tmp_path):
+    def build():
+        model = linear()
+        optimizer = gadam.Gadam(model.parameters(), lr=1e-2)
+        return model, optimizer, gadam.BlockAverages(optimizer, tmp_path / "blocks", every=5)
+
+    model, optimizer, blocks = build()
+    saved = through_disk({"optimizer": optimizer.state_dict(), "blocks": blocks.state_dict()})
+    train(model, optimizer, 10)
+    blocks.finish()
+    expected = files(tmp_path / "blocks")
+    model, optimizer, blocks = build()
+    optimizer.load_state_dict(saved["optimizer"])
+    blocks.load_state_dict(saved["blocks"])
+    train(model, optimizer, 10)
+    blocks.finish()
+    assert files(tmp_path / "blocks") == expected
+
+
+def test_a_checkpoint_of_an_abandoned_training_is_refused(tmp_path):
+    """The run went back to an earlier checkpoint, and its blocks are others since."""
+
+    def build():
+        model = linear()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        return model, optimizer, gadam.BlockAverages(optimizer, tmp_path / "blocks", every=5)
+
+    model, optimizer, blocks = build()
+    saved = []
+    for first in (1, 11):
+        train(model, optimizer, 10, first=first)
+        checkpoint = {"optimizer": optimizer.state_dict(), "blocks": blocks.state_dict()}
+        saved.append(through_disk(checkpoint))
+    model, optimizer, blocks = build()
+    optimizer.load_state_dict(saved[0]["optimizer"])
+    blocks.load_state_dict(saved[0]["blocks"])
+    train(model, optimizer, 10, first=77)  # with other data
+    blocks.flush()
+    _, _, blocks = build()
+    with pytest.raises(BlockError, match="later training from an earlier checkpoint"):
+        blocks.load_state_dict(saved[1]["blocks"])
 
 
 def test_two_runs_cannot_write_to_one_folder(tmp_path):
@@ -608,7 +697,7 @@ def test_damage_is_found(damage, tmp_path):
     assert "damaged" in str(error.value)
 
 
-@pytest.mark.parametrize("operation", ["save_file", "fsync", "link", "replace", "unlink"])
+@pytest.mark.parametrize("operation", ["_write_safetensors", "fsync", "link", "replace", "unlink"])
 @pytest.mark.parametrize("number", [0, 5])
 def test_a_run_killed_at_any_write_can_be_resumed(operation, number, tmp_path, monkeypatch):
     """Fail one file operation for good, as a killed process would, and resume from a checkpoint."""
@@ -648,7 +737,7 @@ def test_a_run_killed_at_any_write_can_be_resumed(operation, number, tmp_path, m
         return call
 
     with monkeypatch.context() as patched:
-        owners: dict[str, object] = {"save_file": safetensors.torch, "fsync": os, "link": os}
+        owners: dict[str, object] = {"_write_safetensors": block_files, "fsync": os, "link": os}
         owner = owners.get(operation, Path)
         patched.setattr(owner, operation, failing(getattr(owner, operation)))
         with pytest.raises(Killed):
@@ -675,7 +764,7 @@ def test_a_full_disk_is_reported_and_earlier_blocks_stay(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(safetensors.torch, "save_file", full)
+    monkeypatch.setattr(block_files, "_write_safetensors", full)
     with pytest.raises(BlockError, match="could not be written: No space left on device"):
         train(model, optimizer, 10, first=6)
     with pytest.raises(BlockError, match="No space left"):  # it is not forgotten

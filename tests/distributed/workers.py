@@ -19,6 +19,7 @@ from torch.multiprocessing.spawn import start_processes
 
 import gadam
 import quick_processes
+from gadam.average import block_files
 
 Worker = Callable[[int, Path], None]
 
@@ -432,6 +433,7 @@ def fsdp_blocks(rank: int, folder: Path) -> None:
     """Each process writes the blocks of its shards, and a resumed run writes the same files."""
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+    from torch.distributed.tensor.debug import CommDebugMode
 
     def make(name: str) -> tuple[nn.Module, Any, gadam.BlockAverages]:
         model, optimizer = sharded(gadam.Averaging(start=4))
@@ -454,6 +456,11 @@ def fsdp_blocks(rank: int, folder: Path) -> None:
     assert (len(boundaries), boundaries[-1]) == (3, 12)
     for start in boundaries[:-1]:
         expected = [torch.stack(column).mean(0) for column in zip(*iterates[start:])]
+        with CommDebugMode() as communication, blocks.applied(model, start):
+            pass
+        # The processes agree on their blocks, and gather nothing.
+        assert set(communication.get_comm_counts()) <= {torch.ops.c10d.allreduce_}
+        assert communication.get_total_counts() <= 2
         with blocks.applied(model, start):
             torch.testing.assert_close(full(model), expected)
         gathered = blocks.model_state_dict(model, start, full=True)
@@ -464,6 +471,9 @@ def fsdp_blocks(rank: int, folder: Path) -> None:
     fit(model, optimizer, range(7), rank)
     states = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer)))
     small = blocks.state_dict()
+    everywhere: list[Any] = [None, None]
+    torch.distributed.all_gather_object(everywhere, small)
+    assert everywhere[0] == everywhere[1]  # so that one process may save it for all
     dcp.save(states, checkpoint_id=folder / "checkpoint")
     fit(model, optimizer, range(7, 11), rank)
     blocks.flush()
@@ -482,26 +492,49 @@ def fsdp_blocks(rank: int, folder: Path) -> None:
     assert blocks.boundaries == boundaries
     assert files("undisturbed").items() <= files("resumed").items()
 
+    # The shards of one process are those of another run.
+    if rank == 1:
+        for name in ("undisturbed", "resumed"):
+            own = folder / name / "shard-00001-of-00002"
+            own.rename(folder / f"{name}-shard")
+        for name, other in (("undisturbed", "resumed"), ("resumed", "undisturbed")):
+            (folder / f"{other}-shard").rename(folder / name / "shard-00001-of-00002")
+    torch.distributed.barrier()
+    model, optimizer, blocks = make("resumed")
+    if rank == 1:
+        with pytest.raises(gadam.average.BlockError, match="blocks of another run"):
+            blocks.load_state_dict(small)
+    else:
+        blocks.load_state_dict(small)
+
 
 def ddp_blocks(rank: int, folder: Path) -> None:
-    """The first process writes the blocks of replicated parameters."""
+    """The first process writes the blocks of replicated parameters, and all of them read these."""
     model = network()
     ddp = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    blocks = gadam.BlockAverages(optimizer, folder / "blocks", every=2)
+    blocks = gadam.BlockAverages(optimizer, folder / "blocks", every=2, max_blocks=3)
     iterates = []
-    for step in range(4):
+    for step in range(10):
         fit(ddp, optimizer, range(step, step + 1), rank)
         iterates.append(full(model))
-    small = blocks.state_dict()
-    assert small["step"] == 4
-    if rank == 0:
-        expected = [torch.stack(column).mean(0) for column in zip(*iterates[2:])]
-        with blocks.applied(model, 2):
+        if step == 4:
+            assert blocks.boundaries == [0, 2, 4]  # no collective: the others wait for the disk
+    assert blocks.boundaries[-1] == 10
+    assert len(blocks.boundaries) == 4
+    raw = full(model)
+    for start in blocks.boundaries[:-1]:
+        expected = [torch.stack(column).mean(0) for column in zip(*iterates[start:])]
+        with blocks.applied(model, start):
             torch.testing.assert_close(full(model), expected)
-        return
-    with pytest.raises(gadam.average.BlockError, match="first process"):
-        blocks.model_state_dict(model, 2)
+        assert all(map(torch.equal, full(model), raw))
+    torch.distributed.barrier()
+    if rank:
+        # A folder that is not shared, or a first process that cannot write.
+        block_files.PATIENCE = 0.0
+        blocks._ended = 12
+        with pytest.raises(gadam.average.BlockError, match="block that ends at step 12"):
+            blocks.model_state_dict(model)
 
 
 def fsdp_without_private_constructors(rank: int, folder: Path) -> None:

@@ -1,6 +1,6 @@
 """Iterate averages: plans, triggers, the running average, and BatchNorm statistics for it."""
 
-from gadam.average.block_files import BlockError
+from gadam.average.block_contents import BlockError
 from gadam.average.blocks import BlockAverages
 from gadam.average.export import Provenance, read_provenance
 from gadam.average.health import Health

@@ -3,14 +3,19 @@
 A block is one safetensors file. The manifest lists the blocks that count, with their hashes, and is
 replaced atomically. A file appears whole, is never overwritten, and is deleted only after a
 manifest without it is on disk. So a process may be killed at any moment.
+
+A file is written from the tensors' own memory, one tensor at a time, and hashed in the same pass.
+That takes no memory, and hardly any time in which other threads have to wait for Python.
 """
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import os
 import re
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -21,29 +26,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gadam._errors import UserError
+from gadam.average.block_contents import BlockError, Contents, merged
 from gadam.average.export import import_safetensors, overwrite_error, place_file, sync
 
-__all__ = [
-    "Block",
-    "BlockError",
-    "BlockFolder",
-    "Contents",
-    "Manifest",
-    "blocks_from",
-    "combined",
-    "pair_to_merge",
-]
+__all__ = ["Block", "BlockFolder", "Manifest", "blocks_from", "pair_to_merge"]
 
 _MANIFEST = "manifest.json"
 _FORMAT = 1
 _BLOCK_FILE = re.compile(r"\.?\d{12,}-\d{12,}\.safetensors(\.\d+)?")
-_INITIAL = "initial."
 _CHUNK = 1 << 20
-
-
-class BlockError(UserError, ValueError):
-    """The blocks of a run cannot be used. The message says why, and what to do."""
+_TYPES = {
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float32: "F32",
+    torch.float64: "F64",
+}
+PATIENCE = 300.0  # seconds to wait for a block that another process writes
 
 
 @dataclass(frozen=True)
@@ -79,6 +77,7 @@ class Manifest:
     Attributes:
         every: Steps per block.
         stride: Steps per sample.
+        run: The number of the run that the blocks belong to; 0 before its first step.
         blocks: The blocks, in order and without gaps.
         checkpoints: The blocks at the steps of the last checkpoints, whose files are kept so that
             the run can be resumed there.
@@ -86,6 +85,7 @@ class Manifest:
 
     every: int
     stride: int
+    run: int = 0
     blocks: tuple[Block, ...] = ()
     checkpoints: Mapping[int, tuple[Block, ...]] = field(default_factory=dict)
 
@@ -130,6 +130,7 @@ class Manifest:
             "format": _FORMAT,
             "every": self.every,
             "stride": self.stride,
+            "run": self.run,
             "blocks": [asdict(block) for block in self.blocks],
             "checkpoints": {
                 str(step): [asdict(block) for block in blocks]
@@ -157,6 +158,7 @@ class Manifest:
         return cls(
             content["every"],
             content["stride"],
+            content["run"],
             blocks_from(content["blocks"]),
             {int(step): blocks_from(found) for step, found in content["checkpoints"].items()},
         )
@@ -205,140 +207,6 @@ def pair_to_merge(boundaries: Sequence[int], every: int) -> int:
     return ratios.index(min(ratios))
 
 
-class Contents:
-    """The tensors of a block: the mean of each parameter, by its index in the optimizer.
-
-    A parameter that joined the optimizer, or was unfrozen, in the middle of training was constant
-    before. The block in which that happened also holds its initial value, which is its mean over
-    all earlier blocks.
-
-    Args:
-        tensors: The tensors by key, or an open safetensors file.
-        keys: Their keys.
-    """
-
-    def __init__(self, tensors: Any, keys: Iterable[str]) -> None:
-        self._tensors, self._keys = tensors, set(keys)
-
-    @classmethod
-    def of(cls, means: Mapping[int, Tensor], initial: Mapping[int, Tensor]) -> Contents:
-        """Return contents in memory.
-
-        Args:
-            means: The means by index of the parameter.
-            initial: The initial values of parameters that joined in this block.
-        """
-        tensors = {str(i): _real(mean) for i, mean in means.items()}
-        tensors.update({f"{_INITIAL}{i}": _real(value) for i, value in initial.items()})
-        return cls(_InMemory(tensors), tensors)
-
-    def mean(self, index: int) -> Tensor | None:
-        """Return a parameter's mean as a real tensor, or None if it was not trained yet.
-
-        Args:
-            index: The index of the parameter.
-        """
-        return self._get(str(index))
-
-    def initial(self, index: int) -> Tensor | None:
-        """Return the value of a parameter before this block, if it joined in this block.
-
-        Args:
-            index: The index of the parameter.
-        """
-        return self._get(f"{_INITIAL}{index}")
-
-    def _get(self, key: str) -> Tensor | None:
-        found: Tensor | None = self._tensors.get_tensor(key) if key in self._keys else None
-        return found
-
-    @property
-    def indices(self) -> list[int]:
-        """The indices of the parameters."""
-        return sorted(int(key) for key in self._keys if not key.startswith(_INITIAL))
-
-    @property
-    def joined(self) -> list[int]:
-        """The indices of the parameters that joined in this block."""
-        return sorted(
-            int(key.removeprefix(_INITIAL)) for key in self._keys if key.startswith(_INITIAL)
-        )
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return all tensors by key, on the host."""
-        return {key: self._tensors.get_tensor(key).cpu().contiguous() for key in sorted(self._keys)}
-
-
-class _InMemory:
-    def __init__(self, tensors: dict[str, Tensor]) -> None:
-        self._tensors = tensors
-
-    def get_tensor(self, key: str) -> Tensor:
-        return self._tensors[key]
-
-
-def combined(
-    contents: Sequence[Contents], shares: Sequence[float], index: int, before: Tensor | None = None
-) -> Tensor | None:
-    """Return a weighted mean of a parameter's means in consecutive blocks, in float64.
-
-    Args:
-        contents: The blocks, in order.
-        shares: Their weights, which sum to one.
-        index: The index of the parameter.
-        before: The value before a block that is not among these, if it joined only there.
-
-    Returns:
-        The mean as a real tensor, or None if the parameter is in none of the blocks.
-    """
-    total: Tensor | None = None
-    is_complete = True
-    for share, block in reversed(list(zip(shares, contents))):
-        mean = block.mean(index)
-        if mean is None:
-            mean = before
-        if index in block.joined:
-            before = block.initial(index)
-        if share and mean is not None:
-            part = mean.to(torch.float64) * share
-            total = part if total is None else total.add_(part)
-        is_complete &= mean is not None or not share
-    if total is not None and not is_complete:
-        raise BlockError(
-            f"The value of parameter {index} before it joined is not known. Start the window at a "
-            "later boundary."
-        )
-    return total
-
-
-def merged(first: Block, second: Block, contents: Sequence[Contents]) -> tuple[Block, Contents]:
-    """Return the block of two neighbors, whose mean is the weighted mean of theirs.
-
-    Args:
-        first: The earlier block.
-        second: The block after it.
-        contents: The contents of both.
-    """
-    count = first.count + second.count
-    shares = [first.count / max(count, 1), second.count / max(count, 1)]
-    means: dict[int, Tensor] = {}
-    initial: dict[int, Tensor] = {}
-    for index in sorted({index for found in contents for index in found.indices}):
-        mean = combined(contents, shares, index)
-        means_of = (found.mean(index) for found in contents)
-        like = next(mean for mean in means_of if mean is not None)
-        if mean is not None:
-            means[index] = mean.to(like.dtype)
-    for found in contents:
-        initial.update({i: value for i in found.joined if (value := found.initial(i)) is not None})
-    block = Block(first.start, second.stop, count, first.skipped + second.skipped)
-    return block, Contents.of(means, initial)
-
-
-def _real(tensor: Tensor) -> Tensor:
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
-
-
 # ------------------------------------------------------------------------------------------- folder
 
 
@@ -363,8 +231,8 @@ class BlockFolder:
         """Return the manifest, or None if the folder is new."""
         target = self.path / _MANIFEST
         try:
+            self._on_disk = self._current()
             names = {entry.name for entry in self.path.iterdir()} if self.path.exists() else set()
-            self._on_disk = target.read_bytes() if _MANIFEST in names else None
         except OSError as error:
             raise BlockError(f"{self.path} cannot be read: {error.strerror or error}.") from error
         if self._on_disk is None:
@@ -387,6 +255,38 @@ class BlockFolder:
             )
         return manifest
 
+    def wait_for(self, stop: int) -> Manifest:
+        """Return the manifest, once another process has written the block that ends at a step.
+
+        Args:
+            stop: The last step of the block.
+
+        Raises:
+            BlockError: If the block does not appear.
+        """
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                manifest = self.read()
+            except BlockError:
+                if self._on_disk == self._current():
+                    raise
+                continue  # the other process has just replaced it, and deleted old files
+            if manifest is not None and stop in manifest.boundaries:
+                return manifest
+            if time.monotonic() > deadline:
+                raise BlockError(
+                    f"{self.path} does not have the block that ends at step {stop}, which the "
+                    "first process writes. Pass a folder that all processes share."
+                )
+            time.sleep(0.02)
+
+    def _current(self) -> bytes | None:
+        try:
+            return (self.path / _MANIFEST).read_bytes()
+        except FileNotFoundError:
+            return None
+
     def commit(self, manifest: Manifest) -> None:
         """Write the manifest, then delete the files of blocks that it does not list.
 
@@ -401,8 +301,7 @@ class BlockFolder:
         content = manifest.to_bytes()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            found = target.read_bytes() if target.exists() else None
-            if found != self._on_disk:
+            if self._current() != self._on_disk:
                 raise BlockError(
                     f"Another process has written to {self.path}. Pass a different folder to each "
                     "run."
@@ -438,17 +337,14 @@ class BlockFolder:
         """
         target = self.path / block.file
         temporary = target.with_name(f".{target.name}.{os.getpid()}")
-        tensors = contents.tensors()
-        types = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()}
+        types = {str(like.dtype).removeprefix("torch.") for like in contents.likes().values()}
         try:
-            # One entry: safetensors writes several in random order.
-            about = {"gadam.block": f"{block.start} {block.stop} {block.count} {block.skipped}"}
-            import_safetensors("BlockAverages")(tensors, str(temporary), about)
-            digest = _sha256(temporary)
+            about = f"{block.start} {block.stop} {block.count} {block.skipped}"
+            digest = _write_safetensors(temporary, contents, {"gadam.block": about})
             place_file(temporary, target)
         except FileExistsError as error:
             raise BlockError(str(overwrite_error(target))) from error
-        except Exception as error:  # safetensors has its own errors for a full disk
+        except OSError as error:
             raise BlockError(_cannot_write(target, error)) from error
         finally:
             with suppress(OSError):
@@ -477,7 +373,7 @@ class BlockFolder:
             file = safe_open(str(path), framework="pt")
         except (OSError, SafetensorError) as error:
             raise BlockError(f"{path} cannot be read: {error}.") from error
-        return Contents(file, file.keys())  # type: ignore[no-untyped-call]
+        return Contents(file.keys(), file.get_tensor)  # type: ignore[no-untyped-call]
 
     def merge(self, first: Block, second: Block) -> Block:
         """Write the block of two neighbors. Their own files stay.
@@ -486,7 +382,52 @@ class BlockFolder:
             first: The earlier block.
             second: The block after it.
         """
-        return self.write(*merged(first, second, [self.open(first), self.open(second)]))
+        count = first.count + second.count
+        block = Block(first.start, second.stop, count, first.skipped + second.skipped)
+        shares = [first.count / max(count, 1), second.count / max(count, 1)]
+        return self.write(block, merged([self.open(first), self.open(second)], shares))
+
+
+def _write_safetensors(path: Path, contents: Contents, metadata: Mapping[str, str]) -> str:
+    """Write tensors to a safetensors file, and return its hash.
+
+    Args:
+        path: The file.
+        contents: The tensors. They are computed one at a time.
+        metadata: Text by name.
+    """
+    likes = contents.likes()
+    # Wide types first, so that every tensor is aligned.
+    keys = sorted(likes, key=lambda key: (-likes[key].dtype.itemsize, key))
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    end = 0
+    for key in keys:
+        like, begin = likes[key], end
+        end += like.numel() * like.dtype.itemsize
+        header[key] = {
+            "dtype": _TYPES[like.dtype],
+            "shape": list(like.shape),
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    digest = hashlib.sha256()
+    with open(path, "wb") as file:
+        start = len(text).to_bytes(8, "little") + text
+        file.write(start)
+        digest.update(start)
+        for key in keys:
+            tensor = contents.tensor(key).detach().cpu().contiguous()
+            data = _memory(tensor)
+            file.write(data)
+            digest.update(data)
+    return digest.hexdigest()
+
+
+def _memory(tensor: Tensor) -> ctypes.Array[ctypes.c_char]:
+    """Return the bytes of a contiguous tensor on the host, without a copy. It must outlive them."""
+    size = tensor.numel() * tensor.element_size()
+    return (ctypes.c_char * size).from_address(tensor.data_ptr() if size else 0)
 
 
 def _sha256(path: Path) -> str:

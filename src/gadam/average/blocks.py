@@ -3,48 +3,41 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import secrets
+import sys
+import threading
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
+from gadam import _torch
 from gadam._dtensor import all_reduce_min, is_dtensor, local, new_like
-from gadam.average.block_files import (
-    Block,
-    BlockError,
-    BlockFolder,
-    Contents,
-    Manifest,
-    blocks_from,
-    combined,
-    pair_to_merge,
-)
-from gadam.average.block_weights import block_weights, misplaced_weight
+from gadam.average.block_contents import BlockError, Contents, real
+from gadam.average.block_files import Block, BlockFolder, Manifest, blocks_from, pair_to_merge
+from gadam.average.block_windows import BlockWindows
 from gadam.average.loading import Loader
 from gadam.average.offload import record_events
-from gadam.average.plan import Averaging, Mean, Weighting
-from gadam.average.sampling import Sampler, applied_average, attached, free_prefix, is_dry_run
+from gadam.average.plan import Averaging
+from gadam.average.progress import Progress
+from gadam.average.sampling import Sampler, attached, free_prefix, is_dry_run
 from gadam.average.state import State
 from gadam.average.store import BesideOptimizer, Store, params_of
-from gadam.average.swap import applied_weights, copied_state_dict
 from gadam.average.wrappers import unwrapped
-
-if TYPE_CHECKING:
-    from gadam.average.batchnorm import BatchNorm
 
 __all__ = ["BlockAverages"]
 
 _CHECKPOINTS = 2  # how many of the last checkpoints a run can be resumed from, at least
+_RUNS = 2**24  # numbers of runs, which float32 holds exactly
 
 
-class BlockAverages:
+class BlockAverages(BlockWindows):
     r"""Keep the means of blocks of iterates on disk, to choose what to average after training.
 
     The mean over a window of blocks is the weighted mean of the blocks' means. So one training run
@@ -83,14 +76,16 @@ class BlockAverages:
 
     **Several processes.** With sharded parameters (FSDP2), each process writes its own shards to a
     subfolder, and nothing is gathered. Read them with the same number of processes. With replicated
-    parameters (DDP), the first process writes the blocks, and only it can read them.
+    parameters (DDP), the first process writes the blocks, and all processes read them from the
+    folder, which they must share.
 
     It needs the extra ``gadam[safetensors]``.
 
     Args:
         optimizer: The optimizer whose iterates to average, or a list of optimizers of one model, as
             in :class:`gadam.IterateAverage`.
-        folder: Where to store the blocks. A folder belongs to one run.
+        folder: Where to store the blocks. A folder belongs to one run, whose number is in the
+            optimizer's state.
         every: The number of steps per block.
         max_blocks: The number of blocks to keep, at least 2.
         stride: Sample every ``stride``-th step. It must divide ``every``.
@@ -141,23 +136,23 @@ class BlockAverages:
         if not self.optimizers:
             raise ValueError("BlockAverages needs at least one optimizer.")
         self.every, self.max_blocks, self.stride = every, max_blocks, stride
-        self._raw: dict[Tensor, Tensor] = {}  # raw parameters and buffers while applied
+        self._raw = {}
 
         self._path = Path(folder)
+        self._writes = True  # False if another process writes the same weights
         self._files = self._open(self._path)
-        found = self._files.read() if self._files is not None else None
-        self._manifest = found or Manifest(every, stride)
+        self._manifest = self._files.read() or Manifest(every, stride)
         if (self._manifest.every, self._manifest.stride) != (every, stride):
             raise BlockError(
                 f"{folder} has blocks with every={self._manifest.every} and "
                 f"stride={self._manifest.stride}, got every={every} and stride={stride}. Pass the "
                 "same settings, or a new folder."
             )
-        if found is not None:
-            self._check_shapes()
+        self._check_shapes()
         self._thread: ThreadPoolExecutor | None = None
         self._writing: Future[Manifest] | None = None
         self._spare: dict[Tensor, Tensor] = {}
+        self._ended: int | None = None  # the end of the last block that this object has finished
 
         prefix = free_prefix(self.optimizers, "block_mean")
         store = BesideOptimizer(
@@ -167,7 +162,7 @@ class BlockAverages:
             lambda *saved: self._loader.prepare_to_load(*saved),
             self._other_stores,
         )
-        self._state = State(self.optimizers, Averaging(start=stride, every=stride), store)
+        self._state = _State(self.optimizers, Averaging(start=stride, every=stride), store)
         self._loader = Loader(self._state)
         self._sampler = Sampler(self._state, self._loader)
         self._sampler.attach()
@@ -176,8 +171,13 @@ class BlockAverages:
             self._loader.continue_from_the_optimizers_steps()
             self._state.allocate()
         self._trained = set(self._state.averaged())
-        self._initial: dict[Tensor, Tensor] = {}  # values of parameters that joined in this block
-        self._start = self._loader.progress.steps  # where the current block begins
+        self._initial = {}
+        self._start = self._loader.progress.steps
+        # A number for the run, if this is a new one. Processes with shards agree on it.
+        new = 1 + secrets.randbelow(_RUNS - 1)
+        self._new_run = int(all_reduce_min(new, self._state.sharded))
+        if self._writes and not self._manifest.run and not self._run:
+            self._state.tracker.memory = (self._new_run,)
         self._saved: _Saved | None = None  # what load_state_dict() has received
         self._is_current = False  # whether the blocks fit the optimizer's step
         self._is_committed = False  # whether the folder does, too
@@ -191,13 +191,14 @@ class BlockAverages:
             )
         ]
 
-    def _open(self, path: Path) -> BlockFolder | None:
-        """Return this process's folder, or None if another process writes the same weights."""
+    def _open(self, path: Path) -> BlockFolder:
+        """Return this process's folder."""
         if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
             return BlockFolder(path)
         rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
         if not any(map(is_dtensor, params_of(*self.optimizers))):
-            return BlockFolder(path) if rank == 0 else None
+            self._writes = rank == 0
+            return BlockFolder(path)
         name = "shard-{:05d}-of-{:05d}"
         expected = {name.format(i, world) for i in range(world)}
         others = {shard.name for shard in path.glob("shard-*")} - expected
@@ -209,13 +210,12 @@ class BlockAverages:
         return BlockFolder(path / name.format(rank, world))
 
     def _check_shapes(self) -> None:
-        assert self._files is not None
         params = [local(p) for p in params_of(*self.optimizers)]
         for block in self._manifest.blocks[-1:]:
             contents = self._files.open(block)
             for index in contents.indices:
                 mean = contents.mean(index)
-                if mean is None or index >= len(params) or mean.shape == _real(params[index]).shape:
+                if mean is None or index >= len(params) or mean.shape == real(params[index]).shape:
                     continue
                 raise BlockError(
                     f"{self._path} has blocks of another model: parameter {index} has shape "
@@ -254,7 +254,10 @@ class BlockAverages:
             self._expire()  # state was written to the optimizer directly
         if not self._is_committed and not is_dry_run(optimizer):
             self._resume()
-            if self._files is not None:
+            if self._writes:
+                run = self._run or self._new_run
+                self._state.tracker.memory = (run,)
+                self._manifest = replace(self._manifest, run=run)
                 self._files.commit(self._manifest)
             self._is_committed = True
         trained = self._state.averaged()
@@ -266,6 +269,11 @@ class BlockAverages:
                 value = local(p).detach().clone()
                 self._initial[p] = value.to(self._state.averaging.dtype_for(p))
             self._trained.add(p)
+
+    @property
+    def _run(self) -> int:
+        """The number of the run in the optimizer's state; 0 if it has none."""
+        return int(self._state.tracker.memory[0])
 
     def _after_step(self) -> None:
         clock = self._state.tracker.clock
@@ -280,7 +288,8 @@ class BlockAverages:
         block = Block(self._start, progress.steps, progress.count, progress.skipped)
         slot, params = self._state.slots[0], self._state.averaged()
         means = {p: self._state.store.table[p][slot] for p in params}
-        if self._files is not None:
+        self._ended = progress.steps
+        if self._writes:
             self.flush()
             index = {p: i for i, p in enumerate(self._state.params())}
             contents = Contents.of(
@@ -288,7 +297,7 @@ class BlockAverages:
                 {index[p]: value for p, value in self._initial.items()},
             )
             if self._thread is None:
-                self._thread = ThreadPoolExecutor(1, thread_name_prefix="gadam-blocks")
+                self._thread = ThreadPoolExecutor(1, "gadam-blocks", _yield_to_others)
             self._writing = self._thread.submit(
                 self._write, self._manifest, block, contents, record_events(list(means.values()))
             )
@@ -313,7 +322,6 @@ class BlockAverages:
         self, manifest: Manifest, block: Block, contents: Contents, ready: list[Any]
     ) -> Manifest:
         """Write a block, merge older ones if there are too many, and return the new manifest."""
-        assert self._files is not None
         for event in ready:
             event.synchronize()
         blocks = [*manifest.blocks, self._files.write(block, contents)]
@@ -359,11 +367,18 @@ class BlockAverages:
         self._resume()
         self._keep_for_checkpoint()
         index = {p: i for i, p in enumerate(self._state.params())}
+        blocks = [asdict(block) for block in self._manifest.blocks]
+        if self._state.sharded:  # the same state for all processes, which have their own files
+            blocks = [{**block, "sha256": ""} for block in blocks]
         return {
+            "run": self._run,
             "step": self._loader.progress.steps,
             "start": self._start,
-            "blocks": [asdict(block) for block in self._manifest.blocks],
-            "initial": {index[p]: value for p, value in self._initial.items()},
+            "blocks": blocks,
+            "initial": {
+                index[p]: _torch.new_dtensor(value, p) if is_dtensor(p) else value
+                for p, value in self._initial.items()
+            },
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -380,6 +395,7 @@ class BlockAverages:
         """
         try:
             saved = _Saved(
+                int(state_dict["run"]),
                 int(state_dict["step"]),
                 int(state_dict["start"]),
                 blocks_from(state_dict["blocks"]),
@@ -391,27 +407,46 @@ class BlockAverages:
                 f"({type(error).__name__}: {error})."
             ) from error
         self.flush()
-        if self._files is not None:
-            known = self._manifest.files
-            if any(known.get(block.file, block) != block for block in saved.blocks):
-                raise BlockError(
-                    f"{self._path} does not belong to the run of this checkpoint: its blocks have "
-                    "other hashes. Pass the folder of that run."
-                )
-            lost = [block for block in saved.blocks if block.file not in known]
-            if lost:
-                raise BlockError(
-                    f"{self._path} no longer has the block of steps {lost[0].start}–{lost[0].stop} "
-                    "of this checkpoint. Resume from a later checkpoint."
-                )
+        self._check_run(saved.run)
+        known = self._manifest.files
+        lost = [block for block in saved.blocks if block.file not in known]
+        if lost and self._writes:
+            raise BlockError(
+                f"{self._path} no longer has the block of steps {lost[0].start}–{lost[0].stop} of "
+                "this checkpoint. Resume from a later checkpoint."
+            )
+        here = tuple(known.get(block.file, block) for block in saved.blocks)
+        if any(old.sha256 not in ("", new.sha256) for old, new in zip(saved.blocks, here)):
+            raise BlockError(
+                f"{self._path} has blocks of a later training from an earlier checkpoint. Resume "
+                "from a checkpoint of that training."
+            )
+        saved = replace(saved, blocks=here)
         self._saved = saved
         self._expire()
+
+    def _check_run(self, run: int) -> None:
+        """Raise an error if the folder belongs to another run than a checkpoint."""
+        found = self._manifest
+        if self._writes and found.run not in (0, run) and (run or found.blocks):
+            raise BlockError(
+                f"{self._path} has the blocks of another run than this checkpoint. Pass the folder "
+                "of that run, or a new one."
+            )
+
+    def _read(self) -> Manifest:
+        self.flush()
+        self._settle()
+        if not self._writes and self._ended is not None:
+            manifest = self._files.wait_for(self._ended)
+            self._manifest = replace(manifest, blocks=manifest.at(self._ended) or manifest.blocks)
+        return self._manifest
 
     def _expire(self) -> None:
         """Note that the optimizer's state was replaced."""
         with suppress(BlockError):  # a block that could not be written may be written again
             self.flush()
-        self._writing = None
+        self._writing = self._ended = None
         self._is_current = self._is_committed = False
 
     def _settle(self) -> None:
@@ -431,6 +466,7 @@ class BlockAverages:
                 "Load the optimizer's state of the same checkpoint."
             )
         if saved is not None:
+            self._check_run(self._run)
             blocks, start = saved.blocks, saved.start
         else:
             if manifest.blocks and not step:
@@ -438,6 +474,8 @@ class BlockAverages:
                     f"{self._path} already has blocks, up to step {manifest.blocks[-1].stop}. To "
                     "resume their run, load its checkpoint. Otherwise pass a new folder."
                 )
+            if step:
+                self._check_run(self._run)
             found = manifest.at(step)
             if found is None:
                 raise BlockError(
@@ -474,253 +512,29 @@ class BlockAverages:
             step = self._loader.progress.steps
             self._manifest = self._manifest.with_checkpoint(step, _CHECKPOINTS)
 
-    # -------------------------------------------------------------------------------------- windows
-
-    @property
-    def boundaries(self) -> list[int]:
-        """The steps at which a window may begin or end. It is empty before the first block ends."""
-        return self._read().boundaries
-
-    @property
-    def skipped(self) -> int:
-        """The number of iterates that were due but not finite. They are in no mean."""
-        return self._loader.progress.skipped + sum(block.skipped for block in self._read().blocks)
-
-    def _read(self) -> Manifest:
-        self.flush()
-        self._settle()
-        if self._files is None:
-            raise BlockError("Only the first process has the blocks. Read them there.")
-        return self._manifest
-
-    def _window(self, start: int | None, stop: int | None) -> list[Block]:
-        """Return the blocks of a window."""
-        manifest = self._read()
-        boundaries = manifest.boundaries
-        if not boundaries:
-            raise BlockError(
-                f"There is no finished block yet. The first one ends at step "
-                f"{(self._start // self.every + 1) * self.every}."
-            )
-        start = boundaries[0] if start is None else start
-        stop = boundaries[-1] if stop is None else stop
-        for step in (start, stop):
-            if step not in boundaries:
-                near = sorted(sorted(boundaries, key=lambda b: abs(b - step))[:2])
-                raise BlockError(
-                    f"Step {step} is not a boundary of blocks. The nearest ones are "
-                    f"{' and '.join(map(str, near))}."
-                )
-        if start >= stop:
-            raise BlockError(f"The window is empty: it starts at step {start} and stops at {stop}.")
-        window = [block for block in manifest.blocks if start <= block.start < stop]
-        if self._state.sharded:
-            same = [all_reduce_min(sign * stop, self._state.sharded) for sign in (1, -1)]
-            if same != [stop, -stop]:
-                raise BlockError(
-                    f"The processes have different last blocks in {self._path}. Pass stop=, or "
-                    "resume the run from a checkpoint."
-                )
-        if not sum(block.count for block in window):
-            raise BlockError(f"No iterate of the steps {start + 1}–{stop} was finite.")
-        return window
-
-    def _values(
-        self,
-        start: int | None,
-        stop: int | None,
-        weighting: Weighting | None,
-        wide: bool = True,
-    ) -> dict[Tensor, Callable[[], Tensor]]:
-        """Return functions that return the values of the parameters, one at a time."""
-        window = self._window(start, stop)
-        assert self._files is not None
-        shares = block_weights([block.count for block in window], weighting or Mean())
-        contents = [self._files.open(block) for block in window]
-        params = {p: i for i, p in enumerate(self._state.params())}
-        trained = {params[p] for p in self._state.averaged()}
-        later: list[Contents] = []  # where parameters that joined after the window have a value
-        if any(trained - set(found.indices) for found in contents):
-            after = [b for b in self._manifest.blocks if b.start >= window[-1].stop]
-            later = [self._files.open(block) for block in after]
-
-        def value(index: int, p: Tensor) -> Tensor:
-            joined = (found.initial(index) for found in later)
-            before = next((v for v in joined if v is not None), None)
-            if before is None and p in self._initial:
-                before = _real(self._initial[p]).cpu()
-            mean = combined(contents, shares, index, before)
-            if mean is None:  # not trained yet
-                return local(p).detach()
-            mean = torch.view_as_complex(mean) if p.is_complex() else mean
-            return mean if wide else mean.to(self._state.averaging.dtype_for(p))
-
-        return {p: partial(value, params[p], p) for p in self._state.averaged()}
-
-    def model_state_dict(
-        self,
-        model: nn.Module,
-        start: int | None = None,
-        stop: int | None = None,
-        dtype: torch.dtype | None = None,
-        *,
-        weighting: Weighting | None = None,
-        full: bool = False,
-    ) -> dict[str, Any]:
-        """Return a copy of the model's state dict with the mean over a window of iterates.
-
-        These are the iterates after steps ``start + 1`` … ``stop``. The model does not change, and
-        its BatchNorm statistics are those of the raw weights.
-
-        Args:
-            model: The model that holds the parameters.
-            start: A boundary. None means the first one.
-            stop: A boundary. None means the last one. The current block does not count until it is
-                finished; see :meth:`finish`.
-            dtype: Cast all floating-point tensors to this type, as in
-                :meth:`gadam.IterateAverage.model_state_dict`.
-            weighting: Weight the iterates of the window in this way. All iterates of a block get
-                the mean of their weights; :meth:`weighting_error` says how much that changes.
-            full: For a sharded model, gather every tensor, as in
-                :meth:`gadam.IterateAverage.model_state_dict`.
-
-        Raises:
-            gadam.average.BlockError: If a step is not a boundary, or a file is damaged.
-        """
-        from gadam.average.export import exported
-
-        values = self._values(start, stop, weighting, wide=dtype == torch.float64)
-        return exported(model, values, dtype, full)
-
-    @contextmanager
-    def applied(
-        self,
-        model: nn.Module | None = None,
-        start: int | None = None,
-        stop: int | None = None,
-        batchnorm: BatchNorm = None,
-        *,
-        weighting: Weighting | None = None,
-    ) -> Iterator[None]:
-        """Swap the mean over a window in for the block, and restore the raw weights bit for bit.
-
-        The rules are those of :meth:`gadam.IterateAverage.applied`.
-
-        Args:
-            model: The model that holds the parameters.
-            start: A boundary, as in :meth:`model_state_dict`.
-            stop: A boundary, as in :meth:`model_state_dict`.
-            batchnorm: Data for the BatchNorm statistics, as in
-                :meth:`gadam.IterateAverage.applied`.
-            weighting: The weights of the iterates, as in :meth:`model_state_dict`.
-
-        Raises:
-            gadam.average.BlockError: If a step is not a boundary, or a file is damaged.
-        """
-        values = self._values(start, stop, weighting)
-        if model is not None and batchnorm is None and applied_average(self.optimizers) is None:
-            from gadam.average.batchnorm import STALE, has_statistics_in_use  # optional
-
-            if STALE not in self._state.warned and has_statistics_in_use(model):
-                self._state.warn_once(STALE, 4)
-        params = list(values)
-        with applied_weights(
-            self, self.optimizers, model, params, lambda p: values[p](), batchnorm
-        ):
-            yield
-
-    def save_model(
-        self,
-        model: nn.Module,
-        path: str | os.PathLike[str],
-        start: int | None = None,
-        stop: int | None = None,
-        dtype: torch.dtype | None = None,
-        batchnorm: BatchNorm = None,
-        *,
-        weighting: Weighting | None = None,
-    ) -> None:
-        """Write the mean over a window to a safetensors file that says which weights it holds.
-
-        As :meth:`gadam.IterateAverage.save_model`, :func:`gadam.average.read_provenance` returns
-        that.
-
-        Args:
-            model: The model that holds the parameters. It does not change.
-            path: The file to write.
-            start: A boundary, as in :meth:`model_state_dict`.
-            stop: A boundary, as in :meth:`model_state_dict`.
-            dtype: The type of the tensors, as in :meth:`model_state_dict`.
-            batchnorm: Data for the BatchNorm statistics, as in :meth:`applied`.
-            weighting: The weights of the iterates, as in :meth:`model_state_dict`.
-
-        Raises:
-            FileExistsError: If the file exists. It is not overwritten.
-        """
-        from gadam.average import export
-
-        window = self._window(start, stop)
-        values = self._values(start, stop, weighting, wide=dtype == torch.float64)
-        if not all_reduce_min(not os.path.lexists(path), model.parameters()):
-            raise export.overwrite_error(path)
-        refresh = batchnorm is not None and batchnorm is not False
-        swap = self.applied(model, start, stop, batchnorm, weighting=weighting)
-        with swap if refresh else nullcontext():
-            tensors = export.exported(model, values, dtype, True, torch.device("cpu"))
-        provenance = export.Provenance(
-            point="average",
-            samples=sum(block.count for block in window),
-            skipped=sum(block.skipped for block in window),
-            first_step=window[0].start + self.stride,
-            last_step=window[-1].stop,
-            step=self._loader.progress.steps,
-            weighting=repr(weighting or Mean()),
-            plan=repr(self),
-            gadam_version=export.gadam_version(),
-            torch_version=torch.__version__,
-        )
-        if tensors or not any(is_dtensor(p) for p in model.parameters()):
-            export.write_file(path, export.bare_names(model, tensors), provenance)
-
-    def weighting_error(
-        self, weighting: Weighting, start: int | None = None, stop: int | None = None
-    ) -> float:
-        r"""Return how much of a weighting's weight is on the wrong iterates of the right blocks.
-
-        Blocks hold plain means, so all iterates of a block get the mean :math:`\bar w_b` of their
-        weights :math:`w_i`. The result is
-
-        .. math::
-            \delta = \tfrac12 \sum_b \sum_{i \in b} |w_i - \bar w_b|,
-
-        between 0 and 1. The composed average differs from the exact one by at most :math:`\delta`
-        times the largest distance between two iterates of one block. It is 0 for the plain mean.
-
-        Args:
-            weighting: The weighting.
-            start: A boundary, as in :meth:`model_state_dict`.
-            stop: A boundary, as in :meth:`model_state_dict`.
-        """
-        return misplaced_weight([block.count for block in self._window(start, stop)], weighting)
-
-    def raw_state_dict(self, model: nn.Module) -> dict[str, Any]:
-        """Return a copy of the model's state dict with the raw weights, even in :meth:`applied`.
-
-        Args:
-            model: The model that holds the parameters.
-        """
-        return copied_state_dict(model.state_dict(keep_vars=True), self._raw)
-
 
 @dataclass(frozen=True)
 class _Saved:
     """A state dict of block averages."""
 
+    run: int
     step: int
     start: int
     blocks: tuple[Block, ...]
     initial: dict[int, Tensor]
 
 
-def _real(tensor: Tensor) -> Tensor:
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+class _State(State):
+    """A state that also holds the number of the run, as every checkpoint of the optimizer does."""
+
+    @property
+    def initial_progress(self) -> Progress:
+        """The progress before the first step."""
+        return replace(super().initial_progress, memory=(0.0,))
+
+
+def _yield_to_others() -> None:
+    """Let other threads of this machine run before this one."""
+    if sys.platform == "linux":  # elsewhere, a thread has no priority of its own
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)

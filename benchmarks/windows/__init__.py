@@ -1,0 +1,1 @@
+"""Windows of iterates chosen after training: what they gain, how exact they are, and a peer."""
