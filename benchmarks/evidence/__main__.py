@@ -1,4 +1,4 @@
-"""Run the evidence: `python -m benchmarks.evidence run`, `plan`, `status`, `verify`, or `pilot`."""
+"""Run the evidence: `python -m benchmarks.evidence run`, `plan`, `status`, `analyze`, …."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from benchmarks.evidence import harness, pilot, results, tuning
 from benchmarks.evidence.harness import Record, Trial
 from benchmarks.evidence.tasks import TASKS, Workload
 from benchmarks.evidence.workers import work
-from gadam.runs.files import write_atomically
+from gadam.runs.files import to_json, write_atomically
 
 
 def main() -> None:
     """Parse the command line and run a command."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.evidence", description=__doc__)
-    commands = {f.__name__: f for f in (run, plan, status, verify)} | {"pilot": run_pilot}
+    commands = {f.__name__: f for f in (run, plan, status, verify, analyze)} | {"pilot": run_pilot}
     parser.add_argument("command", choices=commands)
     parser.add_argument("tasks", nargs="*", help="tasks, in this order; the default is all")
     parser.add_argument("--workers", type=int, default=2, help="processes, one thread each")
@@ -101,6 +101,20 @@ def status(workloads: list[Workload], folder: Path, workers: int) -> None:
         print(f"{workload.name}: {len(records)} records, {used:.2f} core-hours")
         for line in tuning.summary(workload, records):
             print(f"  {line}")
+
+
+def analyze(workloads: list[Workload], folder: Path, workers: int) -> None:
+    """Write the summary of all tasks, the figures, and the tables of the documentation."""
+    from tools import DOCS, tables
+
+    from benchmarks.evidence import analysis, figures
+
+    summary = analysis.summarize(lambda task: results.read(task, folder))
+    write_atomically(folder / "summary.json", (to_json(summary, indent=1) + "\n").encode())
+    if folder == results.FOLDER:
+        figures.write(summary)
+        page = DOCS / "evidence.md"
+        write_atomically(page, tables.rendered(page.read_text()).encode())
 
 
 def run_pilot(workloads: list[Workload], folder: Path, workers: int) -> None:

@@ -33,6 +33,7 @@ class Workload:
         refresh: Training batches for BatchNorm statistics.
         test: Test images to evaluate, or None for all.
         columns: Columns in which a text is evaluated.
+        chance: The metric of a model that has learned nothing. A run that diverged counts as one.
     """
 
     recipe: Recipe
@@ -46,6 +47,7 @@ class Workload:
     refresh: int = 8
     test: int | None = None
     columns: int = 30
+    chance: float = 1.0
 
     @property
     def name(self) -> str:
@@ -143,6 +145,7 @@ _ALL = (
         0.45,
         (*WITH_ALL, "muon held", "schedule-free-sgd"),
         extra=10,
+        chance=10.0,
     ),
     _CIFAR100N,
     replace(
@@ -157,7 +160,12 @@ _ALL = (
         minutes=0.55,
     ),
     Workload(
-        _images("fashion-clean", _FASHION, 20), "Fashion-MNIST", IMAGE_CENTERS, 0.45, WITH_SWA
+        _images("fashion-clean", _FASHION, 20),
+        "Fashion-MNIST",
+        IMAGE_CENTERS,
+        0.45,
+        WITH_SWA,
+        chance=10.0,
     ),
     Workload(
         replace(
@@ -172,8 +180,9 @@ _ALL = (
         TEXT_CENTERS,
         0.75,
         TRANSFORMER,
+        chance=2000.0,
     ),
-    Workload(_PTB, "Penn Treebank, LSTM", TEXT_CENTERS, 0.65, LSTM),
+    Workload(_PTB, "Penn Treebank, LSTM", TEXT_CENTERS, 0.65, LSTM, chance=2000.0),
     Workload(
         _images("cifar100-2k", replace(_CIFAR, name="cifar100", examples=4_000), 30, batch_size=64),
         "CIFAR-100, over-parameterized",

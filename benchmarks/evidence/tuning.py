@@ -16,7 +16,17 @@ from benchmarks.evidence.harness import OWN, Record, Trial
 from benchmarks.evidence.methods import OWN_KNOB, Knobs, averages_itself
 from benchmarks.evidence.tasks import Workload
 
-__all__ = ["AVERAGE", "Target", "best", "is_tuned", "level", "pending", "score", "targets"]
+__all__ = [
+    "AVERAGE",
+    "Target",
+    "best",
+    "best_point",
+    "is_tuned",
+    "level",
+    "pending",
+    "score",
+    "targets",
+]
 
 AVERAGE = "average"  # the best of all averages of a run
 Target = tuple[str, str]  # the schedule of a record and a point, tuned on their own
@@ -60,10 +70,29 @@ def score(record: Record, point: str, mode: str) -> float:
         point: A point, or :data:`AVERAGE`.
         mode: "max" or "min".
     """
+    chosen = best_point(record, point, mode)
+    return -math.inf if chosen is None else _sign(mode) * record.final(chosen)
+
+
+def best_point(record: Record, point: str, mode: str) -> str | None:
+    """Return the point itself, or for :data:`AVERAGE` the average with the best metric.
+
+    Args:
+        record: The run.
+        point: A point, or :data:`AVERAGE`.
+        mode: "max" or "min".
+
+    Returns:
+        None if it has no metric at the end.
+    """
     points = [name for name in record.validation if name != OWN] if point == AVERAGE else [point]
-    sign = 1 if mode == "max" else -1
-    found = [sign * record.final(name) for name in points]
-    return max((value for value in found if not math.isnan(value)), default=-math.inf)
+    found = {name: _sign(mode) * record.final(name) for name in points}
+    kept = {name: value for name, value in found.items() if not math.isnan(value)}
+    return max(kept, key=kept.__getitem__, default=None)
+
+
+def _sign(mode: str) -> int:
+    return 1 if mode == "max" else -1
 
 
 def best(records: Iterable[Record], method: str, target: Target, mode: str) -> Knobs | None:
@@ -191,6 +220,5 @@ def summary(workload: Workload, records: list[Record]) -> Iterator[str]:
             recorded = f"{method.split()[0]} {schedule}".strip()
             (record,) = [r for r in records if r.trial == Trial(workload.name, recorded, knobs, 0)]
             value = abs(score(record, point, mode))
-            names = [n for n in record.validation if point == AVERAGE and n != OWN]
-            which = next((n for n in names if abs(record.final(n)) == value), point)
-            yield f"{recorded:20} {which:22} {value:8.2f} at {knobs}"
+            which = best_point(record, point, mode)
+            yield f"{recorded:20} {which or '':22} {value:8.2f} at {knobs}"

@@ -1,0 +1,338 @@
+"""The claims about averaging, and what the records say about each.
+
+A verdict is "holds", "does not hold", or "cannot be said". Claims that one method beats another are
+tested in pairs over seeds, and all of those tests are corrected together (Holm). Claims that
+something hardly matters hold if the 90 % interval of the difference is inside a margin that was
+fixed beforehand: half a point of accuracy, or one percent of the perplexity.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Literal
+
+from benchmarks.evidence import tuning
+from benchmarks.evidence.contenders import GADAM, GADAMX, Reading, value
+from benchmarks.evidence.harness import OWN, Record
+from benchmarks.evidence.statistics import Paired, holm, sign_test
+from benchmarks.evidence.tasks import Workload
+
+__all__ = ["Claim", "Comparison", "Evidence", "judge"]
+
+Verdict = Literal["holds", "does not hold", "cannot be said"]
+LEVEL = 0.05
+POINTS = 0.5  # the margin in points of accuracy
+RELATIVE = 0.01  # the margin in perplexity
+LEAST_SEEDS = 3
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What claims are judged by.
+
+    Args:
+        workloads: The tasks.
+        records: The records of each task.
+        readings: Per task, what was chosen on validation data, by the label of a contender.
+    """
+
+    workloads: dict[str, Workload]
+    records: dict[str, list[Record]]
+    readings: dict[str, dict[str, Reading]]
+
+    def oriented(self, task: str, label: str) -> dict[int, float]:
+        """Return test metrics by seed, negated where less is better.
+
+        Args:
+            task: The task.
+            label: A contender.
+        """
+        reading = self.readings.get(task, {}).get(label)
+        if reading is None:
+            return {}
+        sign = 1 if self.workloads[task].mode == "max" else -1
+        return {seed: sign * number for seed, number in reading.test.items()}
+
+
+@dataclass
+class Comparison:
+    """One test.
+
+    Args:
+        task: The task.
+        what: What is compared.
+        mean: The mean difference. Positive is in favor of the claim.
+        interval: Its confidence interval: 95 %, or 90 % against a margin.
+        pairs: The number of pairs.
+        p: The p-value, corrected over all tests of all claims; None against a margin.
+        favors: 1 if the test is in favor of the claim, -1 if it is against it, 0 if it is open.
+    """
+
+    task: str
+    what: str
+    mean: float
+    interval: tuple[float, float]
+    pairs: int
+    p: float | None = None
+    favors: int = 0
+
+
+@dataclass
+class Claim:
+    """A claim and its verdict.
+
+    Args:
+        text: The claim.
+        verdict: What the records say.
+        reason: Why, in a sentence.
+        comparisons: The tests behind it.
+    """
+
+    text: str
+    verdict: Verdict = "cannot be said"
+    reason: str = "No final runs yet."
+    comparisons: list[Comparison] = field(default_factory=list)
+
+
+def judge(evidence: Evidence) -> list[Claim]:
+    """Return all claims with their verdicts.
+
+    Args:
+        evidence: What is known.
+    """
+    duels = _duels(evidence)
+    _correct([comparison for claim in duels for comparison in claim.comparisons])
+    for claim in duels:
+        _conclude(claim)
+    margins = _margins(evidence)
+    for claim in margins:
+        _conclude(claim)
+    decided = [*duels, *margins, _rates(evidence), _monotone(evidence)]
+    return [*decided, *_elsewhere()]
+
+
+def _conclude(claim: Claim) -> None:
+    """Decide by a majority of the tests, with none to the contrary."""
+    tests = claim.comparisons
+    if not tests:
+        return
+    favor = sum(one.favors > 0 for one in tests)
+    against = sum(one.favors < 0 for one in tests)
+    claim.reason = f"{favor} of {len(tests)} tests in favor, {against} against."
+    if 2 * favor > len(tests) and not against:
+        claim.verdict = "holds"
+    elif 2 * against > len(tests) and not favor:
+        claim.verdict = "does not hold"
+
+
+# ------------------------------------------------------------------------------- one beats another
+
+
+def _duels(evidence: Evidence) -> list[Claim]:
+    pairs: dict[str, list[tuple[str, str]]] = {
+        "Averaging beats decaying the rate, at equal steps.": [
+            (GADAM, "AdamW, cosine"),
+            (GADAM, "AdamW, WSD"),
+            (GADAM, "AdamW, linear"),
+            (GADAMX, "PadamW, cosine"),
+            ("SWA", "SGD, cosine"),
+        ],
+        "Averaging at a held rate beats a cosine with an average.": [
+            (GADAM, "AdamW, cosine, average"),
+            (GADAMX, "PadamW, cosine, average"),
+            ("SWA", "SGD, cosine, average"),
+        ],
+        "Averaging beats Schedule-Free.": [
+            (GADAM, "Schedule-Free AdamW"),
+            (GADAMX, "Schedule-Free AdamW"),
+        ],
+        "Averaging beats GPA.": [(GADAM, "GPA-AdamW, cosine"), (GADAMX, "GPA-AdamW, cosine")],
+        "Averaging needs decoupled weight decay.": [(GADAM, "Adam with L2, average")],
+    }
+    claims = []
+    for text, compared in pairs.items():
+        claim = Claim(text)
+        for task in evidence.workloads:
+            for first, second in compared:
+                a, b = evidence.oriented(task, first), evidence.oriented(task, second)
+                claim.comparisons += _tested(task, f"{first} − {second}", a, b)
+        claims.append(claim)
+    claims.append(_noise(evidence))
+    return claims
+
+
+def _noise(evidence: Evidence) -> Claim:
+    claim = Claim("The gain of averaging grows with label noise.")
+    noisy, clean = "fashion-noisy", "fashion-clean"
+    for first, second in ((GADAM, "AdamW, cosine"), (GADAMX, "PadamW, cosine")):
+        gains = []
+        for task in (noisy, clean):
+            a, b = evidence.oriented(task, first), evidence.oriented(task, second)
+            gains.append({seed: a[seed] - b[seed] for seed in a.keys() & b.keys()})
+        what = f"gain of {first} with noise − without"
+        claim.comparisons += _tested(f"{noisy}, {clean}", what, *gains)
+    return claim
+
+
+def _tested(
+    task: str, what: str, first: dict[int, float], second: dict[int, float]
+) -> Iterator[Comparison]:
+    paired = Paired.of(first, second)
+    if paired is not None and paired.count >= LEAST_SEEDS:
+        yield Comparison(task, what, paired.mean, paired.interval(), paired.count, p=paired.p_value)
+
+
+def _correct(tests: Sequence[Comparison]) -> None:
+    for one, p in zip(tests, holm([one.p for one in tests if one.p is not None])):
+        one.p = p
+        one.favors = int(math.copysign(1, one.mean)) if p < LEVEL else 0
+
+
+# ---------------------------------------------------------------------- something hardly matters
+
+
+def _margins(evidence: Evidence) -> list[Claim]:
+    """Compare averages along the same runs: those of Gadam and GadamX in the last half."""
+    claims = [
+        Claim("Averaging less often is as good."),
+        Claim("The start of the average hardly matters."),
+        Claim("GadamAuto is about as good as tuned Gadam."),
+    ]
+    points = (("half, paper's stride",), ("tail 25%", "tail 75%"), ("auto",))
+    for claim, names in zip(claims, points):
+        for task in evidence.workloads:
+            for label in ("Gadam, last half", "GadamX, last half"):
+                for name in names:
+                    claim.comparisons += _within(evidence, task, label, name)
+    claims[2].comparisons = [one for one in claims[2].comparisons if "GadamX" not in one.what]
+    return claims
+
+
+def _within(evidence: Evidence, task: str, label: str, point: str) -> Iterator[Comparison]:
+    workload, reading = evidence.workloads[task], evidence.readings[task].get(label)
+    if reading is None:
+        return
+    is_accuracy = workload.metric == "accuracy"
+    both: list[dict[int, float]] = [{}, {}]
+    for record in evidence.records[task]:
+        trial = record.trial
+        if trial.seed == 0 or trial.knobs != reading.knobs:
+            continue
+        if trial.method != ("adamw held" if label.startswith("Gadam,") else "padamw held"):
+            continue
+        for values, name in zip(both, (point, "half")):
+            number = value(record, name, workload.metric)
+            if number is not None:
+                values[trial.seed] = number if is_accuracy else -math.log(number)
+    paired = Paired.of(*both)
+    if paired is None or paired.count < LEAST_SEEDS:
+        return
+    margin = POINTS if is_accuracy else RELATIVE
+    low, high = paired.interval(0.9)
+    # A start that is better by more than the margin matters too. A stride or a trigger may be.
+    two_sided = point.startswith("tail")
+    inside = low > -margin and (high < margin or not two_sided)
+    outside = high < -margin or (two_sided and low > margin)
+    favors = int(inside) - int(outside)
+    what = f"{label}: {point} − half"
+    yield Comparison(task, what, paired.mean, (low, high), paired.count, favors=favors)
+
+
+# --------------------------------------------------------------------------- curves and grids
+
+
+def _rates(evidence: Evidence) -> Claim:
+    """Compare the best learning rates of the average and of the iterate, along the same runs."""
+    claim = Claim("Larger rates help averaged runs and hurt plain ones.")
+    larger = smaller = equal = 0
+    for task, workload in evidence.workloads.items():
+        for base in ("sgd", "adamw", "padamw"):
+            method = f"{base} held"
+            records = evidence.records[task]
+            if method not in workload.methods or not tuning.is_tuned(workload, method, records):
+                continue
+            average = tuning.best(records, method, ("held", "half"), workload.mode)
+            iterate = tuning.best(records, method, ("held", OWN), workload.mode)
+            if average is None or iterate is None:
+                continue
+            larger += average.lr > iterate.lr
+            smaller += average.lr < iterate.lr
+            equal += average.lr == iterate.lr
+    if larger + smaller + equal == 0:
+        claim.reason = "No complete grids yet."
+        return claim
+    p = sign_test(larger, smaller)
+    claim.reason = (
+        "At a held rate, the best rate is larger for the average of the last half than for the "
+        f"iterate in {larger} of {larger + smaller + equal} grids, equal in {equal}, and smaller "
+        f"in {smaller} (sign test, p = {p:.2g}; validation data, seed 0)."
+    )
+    if p < LEVEL:
+        claim.verdict = "holds" if larger > smaller else "does not hold"
+    return claim
+
+
+def _monotone(evidence: Evidence) -> Claim:
+    """Compare how far the curves of averages and iterates fall below their best value."""
+    claim = Claim("The curves of the average are nearly monotone.")
+    falls: dict[str, list[float]] = {"half": [], OWN: []}
+    for task, records in evidence.records.items():
+        if task not in evidence.workloads:
+            continue
+        workload = evidence.workloads[task]
+        chosen = {
+            reading.knobs
+            for label in ("Gadam, last half", "GadamX, last half", "SWA, last half")
+            if (reading := evidence.readings[task].get(label)) is not None
+        }
+        for record in records:
+            trial = record.trial
+            if trial.seed == 0 or trial.schedule != "held" or trial.knobs not in chosen:
+                continue
+            steps = {step for step, *_ in record.validation.get("half", [])}
+            for point in falls:
+                curve = [m for s, m, _ in record.validation.get(point, []) if s in steps]
+                if len(curve) > 1 and None not in curve:
+                    numbers = [number for number in curve if number is not None]
+                    falls[point].append(_largest_fall(numbers, workload.metric == "accuracy"))
+    if len(falls["half"]) < LEAST_SEEDS:
+        return claim
+    small = sum(fall <= 1 for fall in falls["half"])
+    total = len(falls["half"])
+    claim.reason = (
+        f"On validation data, {small} of {total} curves of the average over the last half never "
+        f"fall by more than the margin. The mean largest fall is {fmean(falls['half']):.2f} "
+        f"margins for the average and {fmean(falls[OWN]):.2f} for the iterate at the same steps."
+    )
+    if small >= 0.9 * total:
+        claim.verdict = "holds"
+    elif small <= 0.5 * total:
+        claim.verdict = "does not hold"
+    return claim
+
+
+def _largest_fall(curve: list[float], is_accuracy: bool) -> float:
+    """Return how far a curve falls from its best value so far at most, in margins."""
+    oriented = curve if is_accuracy else [-math.log(number) for number in curve]
+    best, fall = -math.inf, 0.0
+    for number in oriented:
+        best = max(best, number)
+        fall = max(fall, best - number)
+    return fall / (POINTS if is_accuracy else RELATIVE)
+
+
+def _elsewhere() -> list[Claim]:
+    return [
+        Claim(
+            "The gain grows with parameters per example.",
+            reason="These tasks differ in more than their size. One network at three widths: "
+            "`fig3d` in [analysis.md](analysis.md).",
+        ),
+        Claim(
+            "Flatness does not explain the gain.",
+            reason="Not measured here. See `tab-sharpness` in [analysis.md](analysis.md).",
+        ),
+    ]

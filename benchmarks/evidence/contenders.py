@@ -1,0 +1,155 @@
+"""The rows of a comparison: a method, what is read along its runs, and its name for readers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from benchmarks.evidence import tuning
+from benchmarks.evidence.harness import OWN, Record, Trial
+from benchmarks.evidence.methods import Knobs
+from benchmarks.evidence.tasks import Workload
+from benchmarks.evidence.tuning import AVERAGE, Target
+
+__all__ = ["CONTENDERS", "GADAM", "GADAMX", "Contender", "Reading", "read", "value"]
+
+GADAM, GADAMX = "Gadam", "GadamX"
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A row of a comparison.
+
+    Args:
+        label: Its name.
+        method: The method that is trained.
+        target: The schedule of the record and the point that is read.
+        is_averaged: Whether the point is an average.
+    """
+
+    label: str
+    method: str
+    target: Target
+    is_averaged: bool = True
+
+    @property
+    def recorded(self) -> str:
+        """The method of the records that are read."""
+        return f"{self.method.split()[0]} {self.target[0]}".strip()
+
+    @property
+    def is_tuned_separately(self) -> bool:
+        """Whether final runs are at the best setting of this very point."""
+        return self.target in tuning.targets(self.method)
+
+
+def _plain(label: str, method: str, schedule: str) -> Contender:
+    return Contender(label, method, (schedule, OWN), is_averaged=False)
+
+
+CONTENDERS = {
+    one.label: one
+    for one in (
+        Contender(GADAMX, "padamw held", ("held", AVERAGE)),
+        Contender("GadamX, last half", "padamw held", ("held", "half")),
+        Contender(GADAM, "adamw held", ("held", AVERAGE)),
+        Contender("Gadam, last half", "adamw held", ("held", "half")),
+        Contender("GadamAuto", "adamw held", ("held", "auto")),
+        Contender("Gadam + Lookahead", "gadam-lookahead held", ("held", AVERAGE)),
+        Contender("SWA", "sgd held", ("held", AVERAGE)),
+        Contender("SWA, last half", "sgd held", ("held", "half")),
+        Contender("AdamW, cosine, average", "adamw cosine", ("cosine", AVERAGE)),
+        Contender("PadamW, cosine, average", "padamw cosine", ("cosine", AVERAGE)),
+        Contender("SGD, cosine, average", "sgd cosine", ("cosine", AVERAGE)),
+        Contender("Muon, cosine, average", "muon cosine", ("cosine", AVERAGE)),
+        Contender("Muon, held rate, average", "muon held", ("held", AVERAGE)),
+        Contender("Schedule-Free AdamW", "schedule-free-adamw", ("", OWN)),
+        Contender("Schedule-Free SGD", "schedule-free-sgd", ("", OWN)),
+        Contender("GPA-AdamW, cosine", "gpa cosine", ("cosine", OWN)),
+        Contender("AdamW, held rate, EMA", "adamw held", ("held", "ema 5%")),
+        Contender("LAWA", "adamw held", ("held", "lawa")),
+        Contender("BEMA", "adamw held", ("held", "bema")),
+        Contender("Adam with L2, average", "adam-l2 held", ("held", AVERAGE)),
+        _plain("AdamW, cosine", "adamw cosine", "cosine"),
+        _plain("AdamW, WSD", "adamw held", "wsd"),
+        _plain("AdamW, linear", "adamw linear", "linear"),
+        _plain("PadamW, cosine", "padamw cosine", "cosine"),
+        _plain("PadamW, WSD", "padamw held", "wsd"),
+        _plain("SGD, cosine", "sgd cosine", "cosine"),
+        _plain("SGD, WSD", "sgd held", "wsd"),
+        _plain("Muon, cosine", "muon cosine", "cosine"),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the records say about a contender.
+
+    Args:
+        knobs: The setting that is best on validation data.
+        point: The point that is read, chosen on validation data.
+        validation: Its metric on seed 0.
+        settings: How many settings were tried.
+        is_tuned: Whether all settings are measured that will be tried.
+        test: The test metric by final seed.
+    """
+
+    knobs: Knobs
+    point: str
+    validation: float
+    settings: int
+    is_tuned: bool
+    test: dict[int, float]
+
+
+def value(record: Record, point: str, metric: str) -> float | None:
+    """Return the test metric of a point at the end of a run.
+
+    An automatic average that never started is the iterate: that is what its user has.
+
+    Args:
+        record: The run.
+        point: The point.
+        metric: The metric.
+    """
+    found = record.test.get(point, record.test.get(OWN, {}) if point == "auto" else {})
+    return found.get(metric)
+
+
+def read(contender: Contender, workload: Workload, records: Sequence[Record]) -> Reading | None:
+    """Choose by validation data, and read the test metrics of that choice.
+
+    A point that is not tuned separately is read at the setting with final seeds that is best for
+    it.
+
+    Args:
+        contender: The row.
+        workload: The task.
+        records: The records of the task.
+
+    Returns:
+        None without records.
+    """
+    mine = [record for record in records if record.trial.method == contender.recorded]
+    tried = [record for record in mine if record.trial.seed == 0]
+    candidates = tried
+    if not contender.is_tuned_separately:
+        final = {record.trial.knobs for record in mine if record.trial.seed > 0}
+        candidates = [record for record in tried if record.trial.knobs in final]
+    knobs = tuning.best(candidates, contender.method, contender.target, workload.mode)
+    if knobs is None:
+        return None
+    (first,) = [record for record in tried if record.trial.knobs == knobs]
+    point = tuning.best_point(first, contender.target[1], workload.mode)
+    if point is None:
+        return None
+    test = {}
+    by_trial = {record.trial: record for record in mine}
+    for seed in workload.seeds:
+        record = by_trial.get(Trial(workload.name, contender.recorded, knobs, seed))
+        number = None if record is None else value(record, point, workload.metric)
+        if number is not None:
+            test[seed] = number
+    is_tuned = tuning.is_tuned(workload, contender.method, list(records))
+    return Reading(knobs, point, first.final(point), len(tried), is_tuned, test)

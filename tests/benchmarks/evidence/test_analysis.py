@@ -1,0 +1,304 @@
+"""The analysis finds the answers that synthetic records were made with."""
+
+from __future__ import annotations
+
+import math
+import sys
+import xml.etree.ElementTree
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import scipy.stats
+from benchmarks.evidence.harness import OWN, Record, Trial
+from benchmarks.evidence.methods import averages_itself
+from benchmarks.evidence.statistics import Paired, holm, sign_test
+from benchmarks.evidence.tasks import TASKS, Workload
+from benchmarks.evidence.tuning import pending
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.evidence import analysis, figures
+
+ROOT = Path(__file__).parents[3]
+METHODS = ("adamw cosine", "schedule-free-adamw", "padamw held", "adamw held")
+POINTS = ("half", "half, paper's stride", "tail 25%", "tail 75%", "auto", "lawa", "ema 5%", "bema")
+# What a seed adds to every method, and to Schedule-Free besides: in pairs, only the latter counts.
+SHARED = {1: 3.0, 2: -2.0, 3: 5.0, 4: 0.0, 5: -6.0}
+OWN_NOISE = {1: 0.1, 2: -0.1, 3: 0.2, 4: -0.2, 5: 0.0}
+# Test accuracies of the iterate and of all averages; the last half of AdamW is a little better.
+TRUTH = {
+    "adamw cosine": (79.0, 80.5),
+    "schedule-free-adamw": (81.0, math.nan),
+    "padamw held": (75.0, 84.0),
+    "padamw wsd": (81.5, 84.0),
+    "adamw held": (74.0, 82.0),
+    "adamw wsd": (80.0, 82.0),
+}
+
+
+def simulated(trial: Trial) -> list[Record]:
+    """Return records whose metrics are known, with the best setting at the center."""
+    lr, decay = TASKS["fashion-noisy"].centers[trial.base]
+    far = abs(math.log10(trial.knobs.lr / lr)) + abs(math.log10(trial.knobs.weight_decay / decay))
+    names = [trial.method, f"{trial.base} wsd"] if trial.method.endswith("held") else [trial.method]
+    records = []
+    for name in names:
+        own, average = TRUTH[name]
+        seed = SHARED.get(trial.seed, 0.0) + OWN_NOISE.get(trial.seed, 0.0) * (own == 81.0)
+        values = {OWN: own - 10 * far + seed}
+        if not averages_itself(trial.base):
+            values |= dict.fromkeys(POINTS, average - 3 * far + seed)
+            values["half"] += 0.2
+            values["tail 25%"] -= 2.0
+        records.append(
+            Record(
+                replace(trial, method=name),
+                100,
+                {point: [(50, v - 1, 1.0), (100, v, 1.0)] for point, v in values.items()},
+                {point: {"accuracy": v - 1} for point, v in values.items()},
+                seconds={"train": 10.0, "refresh": 1.0, "evaluate": 2.0},
+                versions={"torch": "2", "harness": "abc"},
+            )
+        )
+    return records
+
+
+def finished(workload: Workload) -> list[Record]:
+    records: list[Record] = []
+    while trials := pending(workload, records):
+        for trial in trials:
+            records += simulated(trial)
+    return records
+
+
+@pytest.fixture
+def tasks(monkeypatch: pytest.MonkeyPatch) -> dict[str, Workload]:
+    chosen = {
+        "fashion-noisy": replace(TASKS["fashion-noisy"], methods=METHODS),
+        "ablation": TASKS["ablation"],
+    }
+    monkeypatch.setattr(analysis, "TASKS", chosen)
+    return chosen
+
+
+@pytest.fixture
+def summary(tasks: dict[str, Workload]) -> dict[str, Any]:
+    records = {"fashion-noisy": finished(tasks["fashion-noisy"]), "ablation": []}
+    return analysis.summarize(records.__getitem__)
+
+
+def rows(summary: dict[str, Any]) -> dict[str, Any]:
+    return {row["label"]: row for row in summary["tasks"]["fashion-noisy"]["rows"]}
+
+
+def claim(summary: dict[str, Any], words: str) -> dict[str, Any]:
+    (found,) = [one for one in summary["claims"] if words in one["text"]]
+    return dict(found)
+
+
+def test_means_and_paired_differences(summary: dict[str, Any]) -> None:
+    found = rows(summary)
+    assert found["Gadam"]["mean"] == pytest.approx(82.2 - 1)
+    assert found["Gadam"]["error"] == pytest.approx(scipy.stats.sem([*SHARED.values()]))
+    assert found["Gadam"]["point"] == "half"
+    assert found["AdamW, WSD"]["mean"] == pytest.approx(79)
+    # The difference between seeds cancels: only Schedule-Free's own noise remains.
+    difference = found["Schedule-Free AdamW"]["differences"]["Gadam"]
+    values = [81.0 - 82.2 + noise for noise in OWN_NOISE.values()]
+    expected = scipy.stats.ttest_1samp(values, 0)
+    assert difference["mean"] == pytest.approx(-1.2)
+    assert difference["p"] == pytest.approx(expected.pvalue)
+    assert difference["interval"] == pytest.approx([*expected.confidence_interval()])
+    assert difference["p"] < difference["holm p"] < 0.05
+    assert found["GadamX"]["differences"]["Gadam"]["mean"] == pytest.approx(2)
+    assert next(iter(found)) == "GadamX"
+
+
+def test_verdicts(summary: dict[str, Any]) -> None:
+    assert claim(summary, "beats decaying")["verdict"] == "holds"
+    assert claim(summary, "Schedule-Free")["verdict"] == "holds"
+    assert claim(summary, "as good.")["verdict"] == "holds"  # the stride costs 0.2 points
+    assert claim(summary, "GadamAuto")["verdict"] == "holds"
+    # One start costs 2.2 points, the other 0.2.
+    start = claim(summary, "start of the average")
+    assert start["verdict"] == "cannot be said"
+    assert start["reason"] == "2 of 4 tests in favor, 2 against."
+    assert claim(summary, "monotone")["verdict"] == "holds"
+    assert claim(summary, "label noise")["verdict"] == "cannot be said"
+    assert claim(summary, "decoupled")["reason"] == "No final runs yet."
+
+
+def test_a_rival_that_leads_is_said_to_lead(
+    tasks: dict[str, Workload], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(TRUTH, "schedule-free-adamw", (90.0, math.nan))
+    records = {"fashion-noisy": finished(tasks["fashion-noisy"]), "ablation": []}
+    found = analysis.summarize(records.__getitem__)
+    assert claim(found, "Schedule-Free")["verdict"] == "does not hold"
+    assert claim(found, "beats decaying")["verdict"] == "holds"
+
+
+def test_choices_are_made_on_validation_data(tasks: dict[str, Workload]) -> None:
+    records = finished(tasks["fashion-noisy"])
+    for record in records:
+        if record.trial.seed == 0:  # its test metrics say the opposite of its validation metrics
+            for metrics in record.test.values():
+                metrics["accuracy"] = 200 - (metrics["accuracy"] or 0)
+    found = rows(analysis.summarize({"fashion-noisy": records, "ablation": []}.__getitem__))
+    lr, decay = TASKS["fashion-noisy"].centers["adamw"]
+    assert found["Gadam"]["knobs"] == {"lr": lr, "weight_decay": decay, "beta": 0.9}
+    assert found["Gadam"]["mean"] == pytest.approx(81.2)
+
+
+def test_grids_and_untuned_defaults(summary: dict[str, Any]) -> None:
+    grid = summary["tasks"]["fashion-noisy"]["grids"]["AdamW, WSD"]
+    step = math.log10(3 / 1), math.log10(10 / 3)
+    far = sorted(a + b for a in (0, *step) for b in (0, *step))
+    assert grid["best"] == pytest.approx(79)
+    assert grid["median"] == pytest.approx(79 - 10 * far[4])
+    assert grid["area"] == pytest.approx(10 * sum(far) / 9)
+    assert grid["quartiles"][0] < grid["median"] < grid["quartiles"][1]
+    assert summary["untuned"]["Gadam"]["mean"] == 0  # the center is the best setting
+
+
+def test_partial_data_is_said_to_be_partial(tasks: dict[str, Workload]) -> None:
+    everything = finished(tasks["fashion-noisy"])
+    for count in (0, 1, 12, 40, 70):
+        records = {"fashion-noisy": everything[:count], "ablation": []}
+        found = analysis.summarize(records.__getitem__)
+        task = found["tasks"]["fashion-noisy"]
+        assert task["records"] == count
+        assert task["remaining runs"] > 0
+        if count < 12:
+            assert "adamw held" in task["missing methods"]
+            assert {one["verdict"] for one in found["claims"]} == {"cannot be said"}
+
+
+def test_the_ablation_finds_the_switch_that_matters(tasks: dict[str, Workload]) -> None:
+    def run(trial: Trial) -> Record:
+        gain = 3.0 * trial.base.startswith("between") + 0.5 * ("/late" in trial.base)
+        far = abs(math.log10(trial.knobs.lr / 1e-2)) + abs(
+            math.log10(trial.knobs.weight_decay / 0.3)
+        )
+        noise = {1: 0.02, 2: -0.03, 3: 0.01}.get(trial.seed, 0.0) * len(trial.base)
+        number = 30 + gain - far + noise
+        return Record(trial, 10, {OWN: [(10, number, 1.0)]}, {OWN: {"accuracy": number}})
+
+    records: list[Record] = []
+    while trials := pending(tasks["ablation"], records):
+        records += map(run, trials)
+    found = analysis.summarize({"fashion-noisy": [], "ablation": records}.__getitem__)["ablation"]
+    effects = found["effects"]
+    assert len(found["cells"]) == 9
+    assert effects["gradient between iterate and average"]["mean"] == pytest.approx(3, abs=0.1)
+    assert effects["weight on late iterates"]["mean"] == pytest.approx(0.5, abs=0.1)
+    assert effects["momentum"]["interval"][0] < 0.1
+    assert abs(effects["momentum"]["mean"]) < 0.2
+    assert effects["gradient between iterate and average"]["p"] < 1e-6
+    assert [one["pairs"] for one in effects.values()] == [12, 12, 12, 3]
+
+
+def test_figures_are_xml_with_a_row_per_method(summary: dict[str, Any], tmp_path: Path) -> None:
+    (file,) = figures.write(summary, tmp_path)
+    root = xml.etree.ElementTree.parse(file).getroot()
+    texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
+    circles = [*root.iter("{http://www.w3.org/2000/svg}circle")]
+    compared = [row for row in rows(summary).values() if "Gadam" in row["differences"]]
+    assert len(circles) == len(compared)
+    assert {row["label"] for row in compared} <= set(texts)
+    for circle in circles:
+        assert figures.LEFT <= float(circle.attrib["cx"]) <= figures.WIDTH - figures.RIGHT
+    assert "prefers-color-scheme:dark" in file.read_text()
+    empty = {**summary["tasks"]["fashion-noisy"], "rows": []}
+    assert figures.forest(empty) is None
+
+
+@pytest.fixture
+def tables(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Any], dict[str, str]]]:
+    monkeypatch.syspath_prepend(ROOT)
+    from tools import evidence
+
+    def written(summary: dict[str, Any]) -> dict[str, str]:
+        empty = analysis.summarize(lambda _: [])
+        tasks = dict.fromkeys(evidence.TASKS, empty["tasks"]["fashion-noisy"])
+        content = {**summary, "tasks": {**tasks, **summary["tasks"]}}
+        monkeypatch.setattr(evidence, "_read", lambda: content)
+        return {name: table() for name, table in evidence.TABLES.items()}
+
+    yield written
+    sys.modules.pop("tools.evidence", None)
+
+
+def test_the_page_says_what_the_summary_says(
+    summary: dict[str, Any], tables: Callable[[Any], dict[str, str]]
+) -> None:
+    page = tables(summary)
+    assert "GadamX 83.20 ± 1.92" in page["evidence-answer"]
+    assert "No final runs yet" in page["evidence-answer"]
+    assert "Schedule-Free AdamW | 0.01, 0.3, 0.9" in page["evidence-fashion-noisy"]
+    assert "-1.20 (" in page["evidence-fashion-noisy"]
+    assert page["evidence-ablation"] == "No runs yet."
+    assert "**holds**" in page["evidence-claims"]
+
+
+def test_the_page_without_any_runs(
+    tasks: dict[str, Workload], tables: Callable[[Any], dict[str, str]]
+) -> None:
+    page = tables(analysis.summarize(lambda _: []))
+    assert page["evidence-fashion-noisy"] == "No runs yet."
+    assert page["evidence-costs"] == "No runs yet."
+
+
+# -------------------------------------------------------------------------------------- statistics
+
+
+def test_paired_against_a_known_answer() -> None:
+    paired = Paired.of({1: 2.0, 2: 4.0, 3: 6.0, 9: 0.0}, {1: 1.0, 2: 2.0, 3: 3.0, 8: 5.0})
+    assert paired is not None
+    assert (paired.mean, paired.count) == (2, 3)
+    assert paired.error == pytest.approx(1 / math.sqrt(3))
+    assert paired.p_value == pytest.approx(0.07418, abs=1e-5)
+    assert paired.interval() == pytest.approx((2 - 2.48414, 2 + 2.48414), abs=1e-4)
+    assert Paired.of({1: 1.0}, {1: 2.0}) is None
+
+
+NUMBERS = st.floats(-100, 100).map(lambda number: round(number, 3))
+
+
+@given(st.lists(st.tuples(NUMBERS, NUMBERS), min_size=2, max_size=9))
+def test_paired_is_students_test(pairs: list[tuple[float, float]]) -> None:
+    first, second = (dict(enumerate(column)) for column in zip(*pairs))
+    paired = Paired.of(first, second)
+    assert paired is not None
+    if paired.error > 1e-9:
+        expected = scipy.stats.ttest_rel([*first.values()], [*second.values()])
+        assert paired.p_value == pytest.approx(expected.pvalue, rel=1e-6, abs=1e-12)
+
+
+def test_holm_against_a_known_answer() -> None:
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([]) == []
+
+
+@given(st.lists(st.floats(0, 1), max_size=12))
+def test_holm_rejects_what_the_stepwise_procedure_rejects(p_values: list[float]) -> None:
+    corrected = holm(p_values)
+    rejected: list[float] = []
+    for rank, p in enumerate(sorted(p_values)):
+        if p * (len(p_values) - rank) > 0.05:
+            break
+        rejected.append(p)
+    assert sorted(p for p, c in zip(p_values, corrected) if c <= 0.05) == rejected
+    assert all(c >= p for p, c in zip(p_values, corrected))
+
+
+@given(st.integers(0, 12), st.integers(0, 12))
+def test_sign_test(positive: int, negative: int) -> None:
+    if positive + negative:
+        expected = scipy.stats.binomtest(positive, positive + negative).pvalue
+        assert sign_test(positive, negative) == pytest.approx(expected)
+    else:
+        assert sign_test(0, 0) == 1

@@ -1,0 +1,288 @@
+"""The tables of docs/evidence.md, from results/evidence/summary.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import cache, partial
+
+from gadam.runs.files import Document
+from tools import RESULTS, ROOT
+
+__all__ = ["TABLES"]
+
+TASKS = (
+    "fashion-noisy",
+    "fashion-clean",
+    "cifar100n-5k",
+    "cifar100-2k",
+    "imagenet32-short",
+    "ptb-transformer-short",
+    "ptb-lstm-short",
+)
+REFERENCES = ("Gadam", "GadamX")
+# Readers' names of points.
+POINTS = {
+    "own": "",
+    "half": "last half",
+    "half, paper's stride": "last half, stride",
+    "half, linear weights": "last half, linear weights",
+    "ema 5%": "EMA, half-life 5%",
+    "auto": "automatic start",
+    **{f"tail {percent}%": f"last {percent}%" for percent in ("0.3", "1", "3", "10", "25", "75")},
+}
+
+
+# ------------------------------------------------------------------------------------------ answer
+
+
+def answer() -> str:
+    """Return one line per task: the best methods, and ours against the best rival."""
+    lines = []
+    waiting = []
+    for task in map(_task, TASKS):
+        final = [row for row in task["rows"] if _is_final(row, task)]
+        if len(final) < 2:
+            waiting.append(f"{task['title']} ({task['records']} runs so far)")
+            continue
+        best = final[:3]
+        ranking = "; ".join(f"{row['label']} {_mean(row)}" for row in best)
+        rivals = [row for row in final if not row["label"].startswith("Gadam")]
+        lines.append(f"- **{task['title']}** (test {task['metric']}): {ranking}.")
+        if rivals:
+            lines[-1] += f" {_against(rivals[0])}"
+        if task["remaining runs"]:
+            lines[-1] += f" About {task['remaining runs']} runs remain."
+    if waiting:
+        lines.append(f"- **No final runs yet:** {'; '.join(waiting)}.")
+    return "\n".join(lines)
+
+
+def _against(rival: Document) -> str:
+    """Compare the best rival with our methods."""
+    parts = []
+    for reference, one in rival["differences"].items():
+        low, high = one["interval"]
+        parts.append(
+            f"{one['mean']:+.2f} to {reference} (95% interval {low:+.2f} to {high:+.2f}, "
+            f"Holm p = {one['holm p']:.2g})"
+        )
+    return f"The best other method is {rival['label']}: {' and '.join(parts)}." if parts else ""
+
+
+# ------------------------------------------------------------------------------------------- tasks
+
+
+def task(name: str) -> str:
+    """Return the methods of a task, the best first.
+
+    Args:
+        name: The task.
+    """
+    found = _task(name)
+    if not found["rows"]:
+        return "No runs yet."
+    rows = []
+    for row in found["rows"]:
+        rows.append(
+            [
+                row["label"],
+                _setting(row),
+                POINTS.get(row["point"], row["point"]) if row["averaged"] else "",
+                f"{row['settings']}" if row["tuned"] else f"{row['settings']}, not done",
+                f"{row['validation']:.2f}",
+                _mean(row),
+                f"{row['seeds']}",
+                *(_difference(row, reference) for reference in REFERENCES),
+            ]
+        )
+    header = [
+        "method",
+        "learning rate, decay",
+        "average",
+        "settings tried",
+        "validation, seed 0",
+        f"test {found['metric']}",
+        "seeds",
+        *(f"− {reference} (Holm p)" for reference in REFERENCES),
+    ]
+    figure = ROOT / "docs" / "evidence" / f"{name}.svg"
+    picture = f"![{found['title']}](evidence/{name}.svg)\n\n" if figure.exists() else ""
+    return picture + _table(header, rows, _caption(name, found), left=3)
+
+
+def _caption(name: str, found: Document) -> str:
+    examples = "" if found["examples"] is None else f" on {found['examples']:,} examples"
+    missing = found["missing methods"]
+    text = (
+        f"{found['parameters']:,} parameters{examples}, {found['steps']:,} steps. Mean ± standard "
+        "error over the final seeds. Differences are paired by seed; positive is better than the "
+        f"reference. {found['records']} runs in {found['core hours']:.1f} core-hours with torch "
+        f"{', '.join(found['torch'])} at {', '.join(found['commits'])}. Source: "
+        f"`results/evidence/{name}.jsonl`."
+    )
+    if missing:
+        text += f" **Not begun:** {', '.join(missing)}."
+    if found["remaining runs"]:
+        text += f" **About {found['remaining runs']} runs remain.**"
+    return text
+
+
+def _setting(row: Document) -> str:
+    knobs = row["knobs"]
+    own = f", {knobs['beta']:g}" if row["has own knob"] else ""
+    return f"{knobs['lr']:g}, {knobs['weight_decay']:g}{own}"
+
+
+def _mean(row: Document) -> str:
+    if row["mean"] is None:
+        return ""
+    error = "" if row["error"] is None else f" ± {row['error']:.2f}"
+    return f"{row['mean']:.2f}{error}"
+
+
+def _difference(row: Document, reference: str) -> str:
+    one = row["differences"].get(reference)
+    return "" if one is None else f"{one['mean']:+.2f} ({one['holm p']:.2g})"
+
+
+def _is_final(row: Document, found: Document) -> bool:
+    return bool(row["tuned"]) and row["seeds"] == found["seeds"]
+
+
+# ------------------------------------------------------------------------------------------ claims
+
+
+def claims() -> str:
+    """Return every claim with its verdict."""
+    rows = [
+        [claim["text"], f"**{claim['verdict']}**", claim["reason"]] for claim in _read()["claims"]
+    ]
+    tests = [one for claim in _read()["claims"] for one in claim["comparisons"]]
+    caption = (
+        f"{len(tests)} tests in all, each with its difference and interval in "
+        "`results/evidence/summary.json`."
+    )
+    return _table(["claim", "verdict", "why"], rows, caption, left=3)
+
+
+# ------------------------------------------------------------------------------------- less tuning
+
+
+def grids() -> str:
+    """Return the spread of the test metric over the first grid of each method."""
+    parts = []
+    for found in map(_task, TASKS):
+        if not found["grids"]:
+            continue
+        better = sorted(
+            found["grids"].items(),
+            key=lambda item: item[1]["median"],
+            reverse=found["mode"] == "max",
+        )
+        rows = [
+            [
+                label,
+                f"{grid['median']:.2f}",
+                f"{grid['quartiles'][0]:.2f}–{grid['quartiles'][1]:.2f}",
+                f"{grid['best']:.2f}",
+                f"{grid['area']:.2f}",
+                str(grid["diverged"]),
+            ]
+            for label, grid in better
+        ]
+        header = ["method", "median", "quartiles", "best", "mean shortfall", "diverged"]
+        parts.append(f"**{found['title']}** (test {found['metric']})\n\n{_table(header, rows)}")
+    return "\n\n".join(parts) or "No complete grids yet."
+
+
+def untuned() -> str:
+    """Return what the center of the grid loses on each task."""
+    found = _read()["untuned"]
+    if not found:
+        return "No complete grids yet."
+    tasks = [name for name in TASKS if any(name in one["losses"] for one in found.values())]
+    rows = []
+    for label, one in sorted(found.items(), key=lambda item: item[1]["mean"]):
+        cells = [f"{one['losses'][name]:.2f}" if name in one["losses"] else "" for name in tasks]
+        rows.append([label, *cells, f"{one['mean']:.2f}"])
+    return _table(["method", *tasks, "mean"], rows)
+
+
+# ------------------------------------------------------------------------------- costs, ablation
+
+
+def costs() -> str:
+    """Return CPU milliseconds of a step and of an evaluated point."""
+    rows = []
+    for name in TASKS:
+        for method, one in _task(name)["costs"].items():
+            numbers = [f"{one[key]:.0f}" for key in ("step", "refresh", "evaluate")]
+            rows.append([name, method, *numbers, str(one["averages"]), str(one["runs"])])
+    if not rows:
+        return "No runs yet."
+    header = [
+        *("task", "method", "step, ms", "refresh per point, ms", "evaluation per point, ms"),
+        *("averages along the run", "runs"),
+    ]
+    return _table(header, rows, left=2)
+
+
+def ablation() -> str:
+    """Return the cells of the ablation and the effect of each switch."""
+    found = _read()["ablation"]
+    if not found["cells"]:
+        return "No runs yet."
+    rows = [
+        [
+            cell["variant"],
+            f"{cell['knobs']['lr']:g}, {cell['knobs']['weight_decay']:g}",
+            f"{cell['validation']:.2f}" + ("" if cell["tuned"] else ", not done"),
+            _mean(cell),
+            str(cell["seeds"]),
+        ]
+        for cell in found["cells"]
+    ]
+    header = ["variant", "learning rate, decay", "validation, seed 0", "test accuracy", "seeds"]
+    effects = []
+    for switch, one in found["effects"].items():
+        if one["mean"] is None:
+            effects.append([switch, "", "", str(one["pairs"])])
+        else:
+            low, high = one["interval"]
+            interval = f"{low:+.2f} to {high:+.2f}"
+            effects.append([switch, f"{one['mean']:+.2f}", interval, str(one["pairs"])])
+    switches = ["switch", "mean effect, points", "95% interval", "pairs"]
+    return f"{_table(header, rows, left=2)}\n\n{_table(switches, effects)}"
+
+
+# ------------------------------------------------------------------------------------------ common
+
+
+def _table(header: list[str], rows: list[list[str]], caption: str = "", left: int = 1) -> str:
+    """Return a Markdown table with numbers to the right, and a caption below."""
+    lines = [f"| {' | '.join(cells)} |" for cells in (header, *rows)]
+    lines.insert(1, "|" + "---|" * left + "---:|" * (len(header) - left))
+    return "\n".join([*lines, *(["", caption] if caption else [])])
+
+
+def _task(name: str) -> Document:
+    found: Document = _read()["tasks"][name]
+    return found
+
+
+@cache
+def _read() -> Document:
+    content: Document = json.loads((RESULTS / "evidence" / "summary.json").read_text())
+    return content
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "evidence-answer": answer,
+    "evidence-claims": claims,
+    "evidence-grids": grids,
+    "evidence-untuned": untuned,
+    "evidence-costs": costs,
+    "evidence-ablation": ablation,
+    **{f"evidence-{name}": partial(task, name) for name in TASKS},
+}
