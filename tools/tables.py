@@ -18,12 +18,13 @@ from gadam.runs.files import Document, Json
 from gadam.runs.record import POINTS, RunResult
 from gadam.runs.summary import SeedMean
 from gadam.runs.verdict import verdicts
-from tools import RESULTS, ROOT
+from tools import RESULTS, ROOT, evidence
 
 PAGES = (
     "README.md",
     "docs/analysis.md",
     "docs/checkpoints.md",
+    "docs/evidence.md",
     "docs/frameworks.md",
     "docs/language.md",
     "docs/performance.md",
@@ -451,6 +452,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "fig2d": lambda: measured("fig2d", "rate", RATE),
     "fig3d": lambda: measured("fig3d", "parameters", PARAMETERS),
     "tab-sharpness": lambda: sharpness("tab-sharpness"),
+    **evidence.TABLES,
 }
 
 
