@@ -83,9 +83,7 @@ def measure(workload: Workload, seed: int) -> Document:
         workload: What to train.
         seed: The seed.
     """
-    recipe = replace(
-        workload.recipe, blocks=workload.blocks, evaluate_every=workload.recipe.epochs
-    )
+    recipe = replace(workload.recipe, blocks=workload.blocks, evaluate_every=workload.recipe.epochs)
     begun = time.process_time()
     with tempfile.TemporaryDirectory() as place:
         train(recipe, Path(place) / "run", seed=seed, threads=1)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import math
 import sys
+import tempfile
 
 import pytest
 
-from gadam.commands import bench, main
+from gadam.average.block_files import BlockFolder
+from gadam.commands import bench, bench_blocks, main
 
 
 @pytest.mark.parametrize(
@@ -29,7 +31,8 @@ def test_shapes_are_those_of_the_networks(network, tensors, parameters):
 
 def test_measures_prints_and_writes(tmp_path, capsys):
     file = tmp_path / "report.json"
-    assert main(["bench", "preresnet110", "--repetitions", "1", "--out", str(file)]) == 0
+    arguments = ["preresnet110", "--repetitions", "1", "--blocks", "0", "--out", str(file)]
+    assert main(["bench", *arguments]) == 0
     text = capsys.readouterr().out
     assert "| Gadam |" in text
     assert "**preresnet110**: 332 tensors, 1,169,972 parameters" in text
@@ -42,7 +45,7 @@ def test_measures_prints_and_writes(tmp_path, capsys):
     # Two moments of four bytes, and four more for the average: there is no hidden state.
     assert results["Gadam"]["state bytes per parameter"] == 8
     assert results["Gadam, a sample every step"]["state bytes per parameter"] == 12
-    assert results["Gadam, blocks of 100 steps"]["state bytes per parameter"] == 12
+    assert results["Gadam, sampled into a block"]["state bytes per parameter"] == 12
 
 
 def test_json_is_one_object_per_network(tmp_path, capsys, monkeypatch):
@@ -51,7 +54,7 @@ def test_json_is_one_object_per_network(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(bench, "contenders", lambda: {name: known[name] for name in names})
     file = tmp_path / "report.json"
     arguments = ["preresnet110", "preresnet110", "--repetitions", "1", "--out", str(file)]
-    assert main(["bench", *arguments, "--json"]) == 0
+    assert main(["bench", *arguments, "--blocks", "0", "--json"]) == 0
     captured = capsys.readouterr()
     lines = [json.loads(line) for line in captured.out.splitlines()]
     report = json.loads(file.read_text())
@@ -72,6 +75,40 @@ def test_peers_that_are_not_installed_are_left_out(monkeypatch):
 def test_the_base_is_always_measured():
     measured = bench.measure("preresnet110", ["Gadam"], repetitions=1, warm_up=1)
     assert list(measured["results"]) == ["torch AdamW fused", "Gadam"]
+
+
+def test_blocks_are_measured_over_rounds_in_which_they_end(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setitem(bench.NETWORKS, "preresnet110", lambda: iter([(30, 20), (7,)]))
+    written = []
+    write = BlockFolder.write
+    monkeypatch.setattr(
+        BlockFolder, "write", lambda *args: written.append(args[1].stop) or write(*args)
+    )
+    assert main(["bench", "preresnet110", "--repetitions", "1", "--blocks", "3"]) == 0
+    text = capsys.readouterr().out
+    # Two blocks end before the rounds, and one in each round. Those of the second contender, and
+    # what they are merged into, are written by it.
+    assert sorted(set(written)) == [100, 200, 300, 400, 500]
+    assert len(written) == 5 + 5 + 3
+    assert "| 3 rounds of 100 steps | mean step, ms |" in text
+    assert "| Gadam, a block ends, and two are merged |" in text
+    assert not list(tmp_path.glob("gadam-bench-*/*/*")), "temporary files are removed"
+    assert main(["bench", "preresnet110", "--blocks", "-1"]) == 2
+    assert "--blocks must be non-negative" in capsys.readouterr().err
+
+
+def test_what_the_end_of_a_block_adds_is_relative_to_sampled_steps():
+    names = (bench_blocks.BASE, bench_blocks.SAMPLED, bench_blocks.ENDED, bench_blocks.MERGED)
+    seconds = {name: [1.0 * i, 1.0 * i, 9.0 * i] for i, name in enumerate(names, 1)}
+    rows = {name: bench_blocks._row(name, seconds) for name in names}
+    assert rows[bench_blocks.SAMPLED] == {
+        "milliseconds": 2000.0,
+        "ratio": 2.0,
+        "added by the end of a block": None,
+    }
+    assert rows[bench_blocks.ENDED]["added by the end of a block"] == 0.5
+    assert rows[bench_blocks.MERGED]["added by the end of a block"] == 1.0
 
 
 def report_of(load: float | None, quartiles: list[float]) -> dict[str, object]:

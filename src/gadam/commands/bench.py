@@ -3,7 +3,8 @@
 Measures on the parameter shapes of real networks and reports medians and quartiles. Repetitions are
 interleaved, so noise of the machine hits all optimizers alike. Ratios are to torch's fused AdamW in
 the same repetition; the machine's copy bandwidth is shown for reference. A busy machine and times
-that vary are pointed out.
+that vary are pointed out. Block averages are measured over whole blocks, too
+(:mod:`gadam.commands.bench_blocks`).
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from torch import Tensor, nn
 
 import gadam
 from gadam._names import count
+from gadam.commands import bench_blocks
 from gadam.commands.options import Count, Flag, MaybeInt, check_positive, option, parse
 from gadam.runs.files import Document, to_json, write_json
 from gadam.runs.recipe import RecipeError
@@ -123,7 +125,7 @@ NETWORKS: dict[str, Callable[[], Iterator[Shape]]] = {
 
 # ----------------------------------------------------------------------------------- contenders
 
-BASE = "torch AdamW fused"
+BASE = bench_blocks.BASE
 Builder = Callable[[list[nn.Parameter]], tuple[Step, Any]]  # the step, and the owner of its state
 Row = dict[str, Any]  # the measurements of one optimizer: numbers, and pairs of quartiles
 
@@ -156,7 +158,7 @@ def contenders() -> dict[str, Builder]:
     def with_blocks(params: list[nn.Parameter]) -> tuple[Step, Any]:
         folder = tempfile.mkdtemp(prefix="gadam-bench-")
         optimizer = gadam.Gadam(params, lr=1e-3, **decay)
-        blocks = gadam.BlockAverages(optimizer, folder, every=100)
+        blocks = gadam.BlockAverages(optimizer, folder, every=10**9)
         weakref.finalize(blocks, shutil.rmtree, folder, ignore_errors=True)
 
         def step() -> None:
@@ -174,7 +176,7 @@ def contenders() -> dict[str, Builder]:
         "torch AdamW fused + AveragedModel": with_averaged_model,
         "Gadam": plain(gadam.Gadam, lr=1e-3, **decay),
         "Gadam, a sample every step": plain(gadam.Gadam, lr=1e-3, average=always, **decay),
-        "Gadam, blocks of 100 steps": with_blocks,
+        "Gadam, sampled into a block": with_blocks,
         "GadamX p=1/8": plain(gadam.GadamX, lr=0.1, **decay),
         "GadamX p=1/8, a sample every step": plain(gadam.GadamX, lr=0.1, average=always, **decay),
         "GadamX p=0.2": plain(gadam.GadamX, lr=0.1, partial=0.2, **decay),
@@ -264,7 +266,11 @@ def _quartiles(values: list[float]) -> list[float]:
 
 
 def measure(
-    network: str, names: list[str] | None = None, repetitions: int = 25, warm_up: int = 12
+    network: str,
+    names: list[str] | None = None,
+    repetitions: int = 25,
+    warm_up: int = 12,
+    blocks: int = 0,
 ) -> Document:
     """Measure the time of a step on a network's shapes, for each optimizer: median and quartiles.
 
@@ -273,6 +279,7 @@ def measure(
         names: Which of :func:`contenders`; None means all.
         repetitions: Steps to time.
         warm_up: Steps before timing.
+        blocks: Blocks of 100 steps to finish, to measure what that costs; 0 to leave this out.
 
     Returns:
         What `gadam bench --json` prints for this network.
@@ -306,11 +313,12 @@ def measure(
         ),
         "repetitions": repetitions,
         "results": result,
+        **({"blocks": bench_blocks.measure_blocks(values, gradients, blocks)} if blocks else {}),
     }
 
 
 def measure_all(
-    networks: list[str], names: list[str] | None = None, repetitions: int = 25
+    networks: list[str], names: list[str] | None = None, repetitions: int = 25, blocks: int = 0
 ) -> Document:
     """Measure on several networks.
 
@@ -318,6 +326,7 @@ def measure_all(
         networks: Of :data:`NETWORKS`.
         names: Which of :func:`contenders`; None means all.
         repetitions: Steps to time.
+        blocks: Blocks to finish, as in :func:`measure`.
 
     Returns:
         What `gadam bench --out` writes.
@@ -341,7 +350,7 @@ def measure_all(
             "kernel": gadam.backends()["cpu"],
         },
         "versions": {name: version(name) for name in packages},
-        "networks": [measure(network, names, repetitions) for network in networks],
+        "networks": [measure(network, names, repetitions, blocks=blocks) for network in networks],
     }
 
 
@@ -416,6 +425,8 @@ def to_markdown(report: Document) -> str:
             state = f"{row['state bytes per parameter']:.0f}"
             lines.append(f"| {name} | {times} | {ratios} | {state} |")
         lines.append("")
+        if "blocks" in network:
+            lines += [*bench_blocks.to_markdown(network["blocks"]), ""]
     return "\n".join(lines)
 
 
@@ -428,6 +439,8 @@ class _Options:
     transformer. Default: all."""
     repetitions: Count = 25
     """Steps to time per optimizer, interleaved."""
+    blocks: int = 3
+    """Blocks of 100 steps to finish per network, to measure what that costs. 0 leaves this out."""
     threads: MaybeInt = None
     """CPU threads. Default: torch's."""
     out: Annotated[Path | None, option("FILE")] = None
@@ -450,12 +463,18 @@ def run(arguments: list[str]) -> int:
         if name not in NETWORKS:
             raise RecipeError(f"There is no network {name!r}. Use one of {', '.join(NETWORKS)}.")
     check_positive(repetitions=options.repetitions, threads=options.threads)
+    if options.blocks < 0:
+        raise RecipeError(f"--blocks must be non-negative, got {options.blocks}.")
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     for name in sorted({"schedulefree AdamW", "pytorch_optimizer PAdam"} - set(contenders())):
         message = f"Left out {name}: it is not installed. Run: pip install 'gadam[bench]'"
         print(message, file=sys.stderr)
-    report = measure_all(list(options.networks) or list(NETWORKS), repetitions=options.repetitions)
+    report = measure_all(
+        list(options.networks) or list(NETWORKS),
+        repetitions=options.repetitions,
+        blocks=options.blocks,
+    )
     if options.json:
         about = {name: report[name] for name in ("machine", "versions")}
         for network in report["networks"]:
