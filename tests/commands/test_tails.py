@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -99,7 +100,19 @@ def test_command(folder, capsys, monkeypatch):
     splits.clear()  # a second command measures nothing again
     assert main(["tails", str(folder), "--coarse", "3"]) == 0
     assert not splits
-    assert f"Best start: {best['start']}" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert f"Best start: {best['start']}" in text
+    assert f"Test data of this run was read for: start {best['start']}.\n" in text
+
+
+def test_blocks_of_another_run_are_refused(folder, tmp_path, capsys):
+    train(replace(RECIPE, epochs=4), tmp_path / "other", seed=1)
+    shutil.rmtree(folder / "blocks")
+    shutil.copytree(tmp_path / "other" / "blocks", folder / "blocks")
+    assert main(["tails", str(folder)]) == 2
+    error = capsys.readouterr().err
+    assert "has the blocks of another run than this checkpoint" in error
+    assert len(error.strip().splitlines()) == 1
 
 
 def test_an_interrupted_command_resumes(folder, monkeypatch):
@@ -110,7 +123,7 @@ def test_an_interrupted_command_resumes(folder, monkeypatch):
     assert {start: again.value("validation", start) for start in expected} == expected
 
 
-def test_greedy_soup(folder, capsys):
+def test_greedy_soup(folder, capsys, monkeypatch):
     tails = Tails(RunFolder(folder, RECIPE, 0), None, CPU)
     boundaries = tails.blocks.boundaries
     raw = {name: t.clone() for name, t in tails.model.state_dict().items()}
@@ -121,8 +134,22 @@ def test_greedy_soup(folder, capsys):
     # All blocks together are the average of all steps.
     everything = tails._soup(list(itertools.pairwise(boundaries)))
     assert everything == pytest.approx(tails.value("validation", 0))
-    assert main(["tails", str(folder), "--coarse", "2", "--greedy"]) == 0
-    assert f"Greedy soup of {len(soup.blocks)} block" in capsys.readouterr().out
+    splits = []
+    evaluate = ImageTask.evaluate
+
+    def counted(self, model, split):
+        splits.append(split)
+        return evaluate(self, model, split)
+
+    monkeypatch.setattr(ImageTask, "evaluate", counted)
+    for _ in range(2):  # the second command measures nothing again
+        assert main(["tails", str(folder), "--coarse", "2", "--greedy"]) == 0
+        text = capsys.readouterr().out
+        assert f"Greedy soup of {len(soup.blocks)} block" in text
+        assert re.search(r"Test data of this run was read for: start \d+, soup of \d+ block", text)
+        # Once per choice, and only after the last evaluation on validation data.
+        assert splits.count("test") == 2
+        assert splits[-2:] == ["test", "test"]
 
 
 def test_refusals(trained, tmp_path, capsys):

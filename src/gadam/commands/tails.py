@@ -10,6 +10,7 @@ from typing import Annotated
 import torch
 import tyro
 
+from gadam._names import count
 from gadam.commands.options import Count, Flag, Folder, check_device, check_positive, option, parse
 from gadam.report.chart import Chart, Series, draw, vega
 from gadam.runs.collect import RunRecord, collect
@@ -27,7 +28,8 @@ class _Options:
 
     Train with `--set blocks=N`, which stores the mean of every N steps. This command evaluates the
     averages of all steps after some of them, draws the metric against the start, writes the best
-    weights, and evaluates these on the test data, once. Rerun an interrupted command to resume it.
+    weights, and evaluates these on the test data, once. With --greedy, the soup is a second choice,
+    which is evaluated on the test data once, too. Rerun an interrupted command to resume it.
     """
 
     folder: Annotated[tyro.conf.Positional[Path], option("RUN")]
@@ -98,10 +100,11 @@ def _find(folder: Path) -> RunRecord:
 
 
 def _result(tails: Tails, values: dict[int, float], greedy: bool) -> Document:
-    """Choose on validation data, save the best weights, and evaluate only these on test data."""
+    """Choose on validation data, save the best weights, and evaluate only choices on test data."""
     best = tails.best(values)
     if math.isnan(values[best]):
         raise RunError(f"No tail of {tails.run.folder} has a finite validation metric.")
+    soup = tails.greedy() if greedy else None  # test data is read after the last choice
     has_test = "test" in tails.points.task.splits
     found: Document = {
         "metric": tails.recipe.metric,
@@ -117,13 +120,13 @@ def _result(tails: Tails, values: dict[int, float], greedy: bool) -> Document:
             "file": str(tails.save(best).relative_to(tails.run.folder)),
         },
     }
-    if greedy:
-        soup = tails.greedy()
+    if soup is not None:
         found["greedy"] = {
             "blocks": soup.blocks,
             "validation": soup.value,
             "test": tails.soup_test(soup) if has_test else None,
         }
+    found["tested"] = tails.tested
     return found
 
 
@@ -172,9 +175,10 @@ def _print(found: Document, metric: str, folder: Path) -> None:
         soup = found["greedy"]
         test = "" if soup["test"] is None else f", test {metric} {soup['test']:.6g}"
         print(
-            f"Greedy soup of {len(soup['blocks'])} blocks: validation {metric} "
+            f"Greedy soup of {count(len(soup['blocks']), 'block')}: validation {metric} "
             f"{soup['validation']:.6g}{test}."
         )
     if best["test"] is not None:
         print(f"Test {metric} of the best start: {best['test']:.6g}.")
+        print(f"Test data of this run was read for: {', '.join(found['tested'])}.")
     print(f"Weights: {folder / best['file']}. Figure: {folder / 'tails.png'}.")

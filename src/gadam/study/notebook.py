@@ -94,5 +94,6 @@ class Notebook:
                 os.fsync(file.fileno())
         except OSError as error:
             raise RunError(explain_os_error(error, self.path)) from error
-        written = self._values[to_json(key)] = null_to_nan(json.loads(text)["value"])
+        written = null_to_nan(json.loads(text)["value"])
+        self._values[to_json(key)] = self.newest[name] = written
         return written

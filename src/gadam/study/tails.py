@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 import gadam
+from gadam._names import count
 from gadam.average.batchnorm import BatchNorm
 from gadam.average.progress import Progress
 from gadam.runs.files import RunError
@@ -92,7 +93,7 @@ class Tails:
 
     Raises:
         RunError: The run is not finished, has no blocks, or has no validation data.
-        gadam.average.BlockError: The blocks are damaged.
+        gadam.average.BlockError: The blocks are damaged, or belong to another run.
     """
 
     def __init__(self, run: RunFolder, data_dir: str | None, device: torch.device) -> None:
@@ -113,6 +114,8 @@ class Tails:
         self.blocks = gadam.BlockAverages(
             optimizer, run.folder / "blocks", every=self.recipe.blocks
         )
+        optimizer.load_state_dict(state["optimizer"])  # checks that the blocks belong to this run
+        self.blocks.load_state_dict(state["blocks"])
         self.notebook = Notebook(run.folder / NOTEBOOK)
 
     @property
@@ -146,6 +149,12 @@ class Tails:
         measured = result.iterate.get("validation") if result is not None else None
         return None if measured is None else measured[self.recipe.metric]
 
+    @property
+    def tested(self) -> list[str]:
+        """What was ever evaluated on the run's test data, by this command or earlier ones."""
+        names = [name.partition(" ") for name in self.notebook.newest]
+        return [what for split, _, what in names if split == "test"]
+
     def better(self, value: float, other: float) -> bool:
         """Return True if a metric is better than another one. NaN is never better.
 
@@ -178,7 +187,7 @@ class Tails:
             start: A boundary.
         """
         return self._measured(
-            f"{split} {start}",
+            f"{split} start {start}",
             {"start": start, "stop": self.stop},
             split,
             lambda: self._evaluate_tail(split, start),
@@ -262,7 +271,7 @@ class Tails:
     def _soup(self, pairs: list[tuple[int, int]], split: str = "validation") -> float:
         pairs = sorted(pairs)
         return self._measured(
-            f"{split} soup of {len(pairs)}",
+            f"{split} soup of {count(len(pairs), 'block')}",
             {"soup": [list(pair) for pair in pairs]},
             split,
             lambda: self._evaluate_soup(pairs, split),
