@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import special
 
 from gadam import theory
@@ -63,15 +65,35 @@ def test_relative_kernel():
     a, b = np.array([1.0, 0.0]), np.array([0.0, 3.0])
     assert printed(a, b) != pytest.approx(printed(b, a), rel=0.1)
     assert corrected(a, b) == pytest.approx(corrected(b, a))
-    # The symmetrized printed kernel is not positive semi-definite. In one dimension, points at
-    # growing distances show this.
+    relative = theory.Relative(noise=2.0, length_scale=np.sqrt(0.5))  # k(0) = 1
+
+    def spherical(w: np.ndarray, other: np.ndarray) -> float:
+        apart = relative.map(w) - relative.map(other)
+        return float(relative.value(apart @ apart))
+
+    # The mean of both orders is not positive semi-definite. In one dimension, points at growing
+    # distances show this.
     points = np.geomspace(1, 100, 30)[:, None]
-    for kernel, is_valid in ((printed, False), (corrected, True)):
-        gram = np.array([[kernel(x, y) for y in points] for x in points])
-        lowest = np.linalg.eigvalsh((gram + gram.T) / 2).min()
-        assert (lowest > -1e-9) == is_valid
+    for kernel, is_valid in ((printed, False), (corrected, True), (spherical, True)):
+        assert (lowest_eigenvalue(kernel, points) > -1e-9) == is_valid
     near = a + np.array([0.01, 0.02])
-    assert corrected(a, near) == pytest.approx(printed(a, near), rel=1e-4)
+    for kernel in (corrected, spherical):
+        # The relative difference of both kernels is of third order in the distance.
+        assert kernel(a, near) == pytest.approx(printed(a, near), rel=2e-5)
+
+
+def lowest_eigenvalue(kernel, points: np.ndarray) -> float:
+    gram = np.array([[kernel(x, y) for y in points] for x in points])
+    return float(np.linalg.eigvalsh((gram + gram.T) / 2).min())
+
+
+@given(st.integers(1, 8), st.floats(0.1, 30), st.integers(0, 2**32 - 1))
+def test_kernel_with_the_mean_of_the_squared_norms_is_a_covariance(dimension, sharpness, seed):
+    """exp(−2c·d²/(‖w‖² + ‖w'‖²)) is a covariance for every c, and so is any mixture of them."""
+    random = np.random.default_rng(seed)
+    points = random.standard_normal((25, dimension)) * np.exp(random.normal(0, 2, (25, 1)))
+    corrected = ERRATA["relative-kernel"].corrected
+    assert lowest_eigenvalue(lambda x, y: corrected(x, y) ** sharpness, points) > -1e-9
 
 
 def test_stride():
@@ -95,6 +117,23 @@ def test_stride_factor():
 def test_ema_variance():
     result = theory.simulate(model(2.0), Segment(400, 0.05), decay=0.9, seed=7)
     check("ema", variance(result.ema), 0.05, 2.0, 1.0, 0.9)
+
+
+@pytest.mark.parametrize("steps", [3, 10, 50])
+def test_ema_variance_after_few_steps(steps):
+    """Sum the squared weights of the noise at each step, in an EMA that starts at zero."""
+    rate, lam, decay = 0.1, 1.0, 0.8
+    q = 1 - rate * lam
+    weights = [
+        sum((1 - decay) * decay ** (steps - i) * q ** (i - j) for i in range(j, steps + 1))
+        for j in range(1, steps + 1)
+    ]
+    exact = rate**2 * sum(weight**2 for weight in weights)
+    assert ERRATA["ema"].corrected(rate, lam, 1.0, decay, steps) == pytest.approx(exact)
+    m = np.arange(1, steps + 1)
+    stated = (rate * (1 - decay) / (q - decay)) ** 2 * ((q**m - decay**m) ** 2).sum()
+    assert stated == pytest.approx(exact)
+    assert ERRATA["ema"].printed(rate, lam, 1.0, decay, steps) != pytest.approx(exact, rel=0.1)
 
 
 def test_settling_point_of_theorem_4():
@@ -125,6 +164,8 @@ def test_ema_mean():
     plain = debiased * (1 - decay**steps)  # the paper starts the EMA at zero
     assert ERRATA["ema-mean"].corrected(0.2, 1.0, decay, steps) == pytest.approx(plain)
     assert ERRATA["ema-mean"].printed(0.2, 1.0, decay, steps) < 0.9 * plain
+    without_first = plain - (1 - decay) * decay ** (steps - 1) * 0.8  # of w_2, …, w_n
+    assert ERRATA["ema-mean"].printed(0.2, 1.0, decay, steps) == pytest.approx(without_first)
 
 
 def test_variance_of_theorem_4():

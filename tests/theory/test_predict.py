@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from decimal import Decimal, localcontext
 
 import numpy as np
 import pytest
@@ -104,13 +105,63 @@ def test_closed_forms_match_exact_predictions(rate, lam, steps, every):
     assert leading == pytest.approx(exact, rel=1e-3)
 
 
-def test_flat_directions_keep_precision():
-    """For tiny nαλ, the variance is s²α²·n(n+1)(2n+1)/6n². The closed form loses precision."""
-    model = Quadratic(Spectrum([1e-12]), noise=1.0, start=0.0)
-    n, rate = 1000, 0.1
-    expected = rate**2 * (n + 1) * (2 * n + 1) / (6 * n)
-    assert theory.average(model, Segment(n, rate)).variance[0] == pytest.approx(expected, rel=1e-9)
-    assert theory.average_variance(rate, 1e-12, 1.0, n) != pytest.approx(expected, rel=1e-2)
+# αλ from a millionth of a millionth of a step to just below the limit, where q is near −1.
+X = st.one_of(st.floats(-13, 0).map(lambda e: 10**e), st.floats(-9, 0).map(lambda e: 2 - 10**e))
+
+
+@given(X, st.integers(1, 300), st.integers(1, 7))
+def test_closed_forms_keep_full_precision(x, steps, every):
+    """Compare with the formulas in 120 digits."""
+    assume(steps >= every)
+    with localcontext() as context:
+        context.prec = 120
+        rate = Decimal(x)  # λ = 1
+        q = 1 - rate
+        average_mean = q * (1 - q**steps) / (rate * steps)
+        last = rate / (2 - rate) * (1 - q ** (2 * steps))
+        m, big = steps // every, q**every
+        unit = rate**2 * (1 - big**2) / (1 - q**2) / (1 - big) ** 2
+        bracket = m - 2 * big * (1 - big**m) / (1 - big)
+        bracket += big**2 * (1 - big ** (2 * m)) / (1 - big**2)
+        strided = unit * bracket / m**2
+        leading = unit * every / steps
+        rho = Decimal(1 - 2**-30)
+        ema = rate / (2 - rate) * (1 - rho) / (1 + rho) * (1 + rho * q) / (1 - rho * q)
+        factor = every * (1 - big**2) / (1 - q**2) * (rate / (1 - big)) ** 2
+    assert float(theory.average_mean(x, 1.0, steps)) == pytest.approx(
+        float(average_mean), rel=1e-12, abs=1e-15
+    )
+    assert float(theory.last_variance(x, 1.0, 1.0, steps)) == pytest.approx(float(last), rel=1e-12)
+    found = float(theory.average_variance(x, 1.0, 1.0, steps, every))
+    assert found == pytest.approx(float(strided), rel=1e-10)
+    found = float(theory.average_variance(x, 1.0, 1.0, steps, every, leading=True))
+    assert found == pytest.approx(float(leading), rel=1e-12)
+    assert float(theory.ema_variance(x, 1.0, 1.0, 1 - 2**-30)) == pytest.approx(
+        float(ema), rel=1e-12
+    )
+    assert theory.ERRATA["stride-factor"].corrected(x, 1.0, every) == pytest.approx(
+        float(factor), rel=1e-12
+    )
+
+
+def test_variances_of_tiny_rates_are_positive():
+    """For tiny nαλ, the variance is s²α²·(n+1)(2n+1)/6n. The printed bracket cancels to noise."""
+    for n, rate, lam in ((10, 1e-7, 1.0), (1000, 0.1, 1e-12), (10**6, 1e-3, 1e-15)):
+        expected = rate**2 * (n + 1) * (2 * n + 1) / (6 * n)
+        model = Quadratic(Spectrum([lam]), noise=1.0, start=0.0)
+        exact = theory.average(model, Segment(n, rate)).variance[0]
+        assert exact == pytest.approx(expected, rel=max(1e-12, n * rate * lam))
+        assert theory.average_variance(rate, lam, 1.0, n) == pytest.approx(exact, rel=1e-12)
+    found = theory.average_variance(0.1, [[1e-9, 0.5], [1.0, 3.0]], 1.0, 10)
+    assert found.shape == (2, 2)
+    assert (found > 0).all()
+
+
+def test_small_separations_keep_precision():
+    """Without noise, the iterate moves by αλk·w_0 to leading order."""
+    model = Quadratic(Spectrum([1e-12]), noise=0.0, start=2.0)
+    found = theory.squared_separation(model, Segment(5, 0.1), np.array([1, 100]))
+    assert found == pytest.approx([(2e-13) ** 2, (2e-11) ** 2], rel=1e-3)
 
 
 def test_values_verified_by_simulation():
@@ -278,6 +329,43 @@ def test_weight_decay_and_preconditioning():
         (lambda: theory.last_variance(1.0, 3.0, 1.0), "0 < αλ < 2"),
         (lambda: theory.ema_variance(1.0, 0.0, 1.0, 0.9), "0 < αλ < 2"),
         (lambda: Segment(10.5, 0.1), "steps must be a non-negative integer"),  # type: ignore[arg-type]
+        (lambda: Quadratic(Spectrum([1.0]), momentum=1.0), r"in \[0, 1\), got 1\.0"),
+        (lambda: Quadratic(Spectrum([1.0]), nesterov=True), "need momentum"),
+        (lambda: Quadratic(Spectrum([1.0]), momentum=0.9, dampening=0.1, nesterov=True), "zero"),
+        (lambda: Quadratic(Spectrum([1.0, 2.0]), noise=[1.0]), r"one per eigenvalue \(2\)"),
+        (lambda: theory.average_mean(0.1, 1.0, 0), "steps must be an integer of at least 1"),
+        (lambda: theory.from_hessian(np.eye(2), np.eye(3), start=0.0), "of the same size"),
+        (lambda: theory.from_hessian(-np.eye(2), np.eye(2), start=0.0), "positive semi-definite"),
+        (
+            lambda: theory.from_hessian(
+                np.eye(2), np.eye(2), start=0.0, divisor=1.0, weight_decay=0.1, decoupled=False
+            ),
+            "Use decoupled weight decay",
+        ),
+        (
+            lambda: theory.average(Quadratic(Spectrum([1.0])), Segment(5000, 3.0)),
+            r"The iterate diverges: the method is stable only at rates below 2, got 3\.",
+        ),
+        (
+            lambda: theory.squared_separation(Quadratic(Spectrum([1.0])), Segment(5000, 3.0), 1),
+            "The iterate diverges",
+        ),
+        (
+            lambda: theory.simulate(Quadratic(Spectrum([1.0])), Segment(5000, 3.0)),
+            "The iterate diverges",
+        ),
+        (
+            lambda: theory.dependent(
+                Quadratic(Spectrum([1.0])), Segment(600, 9.0), theory.Absolute()
+            ),
+            "The iterate diverges",
+        ),
+        (
+            lambda: theory.dependent(
+                Quadratic(Spectrum([1.0]), momentum=0.9), Segment(6, 0.1), theory.Absolute()
+            ),
+            "without momentum",
+        ),
         (lambda: Segment(3, -0.1), "rate"),
         (lambda: Segment(10, math.nan), "rate"),
         (lambda: Quadratic(Spectrum([1.0]), noise=math.nan), "noise must be finite"),
@@ -289,4 +377,27 @@ def test_weight_decay_and_preconditioning():
 )
 def test_invalid_arguments_raise(make, message):
     with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Quadratic([1.0, 2.0]), r"spectrum must be a Spectrum, got \[1\.0, 2\.0\]\. Wrap"),  # type: ignore[arg-type]
+        (
+            lambda: theory.last_iterate(Quadratic(Spectrum([1.0])), (100, 0.1)),  # type: ignore[arg-type]
+            r"segments must be Segment objects, got \(100, 0\.1\)\. Write Segment",
+        ),
+        (
+            lambda: theory.average(Quadratic(Spectrum([1.0])), [(100, 0.1)]),  # type: ignore[list-item]
+            r"segments must be Segment objects, got \[\(100, 0\.1\)\]\. Write Segment",
+        ),
+        (
+            lambda: theory.simulate(Quadratic(Spectrum([1.0])), 100),  # type: ignore[arg-type]
+            "segments must be Segment objects, got 100",
+        ),
+    ],
+)
+def test_wrong_types_raise(make, message):
+    with pytest.raises(TypeError, match=message):
         make()

@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from gadam.report.chart import Chart, Series
-from gadam.theory import predict
+from gadam.theory import closed_forms, predict
 from gadam.theory.errata import ERRATA
 from gadam.theory.mean_field import dependent
+from gadam.theory.model import Moments, Quadratic, Segment
 from gadam.theory.noise import Absolute, FourierNoise
-from gadam.theory.predict import Moments, Quadratic, Segment
 from gadam.theory.simulation import Simulation, simulate, simulate_dependent
 from gadam.theory.spectrum import Array, Spectrum, power_law
 
@@ -191,8 +191,10 @@ def stride(seed: int) -> Chart:
     strides = np.array([1, 2, 4, 8, 16, 32, 64, 128])
     series = []
     for rate in (0.01, 0.1, 0.5):
-        base = float(predict.average_variance(rate, 1.0, noise, steps))
-        exact = [float(predict.average_variance(rate, 1.0, noise, steps, int(k))) for k in strides]
+        base = float(closed_forms.average_variance(rate, 1.0, noise, steps))
+        exact = [
+            float(closed_forms.average_variance(rate, 1.0, noise, steps, int(k))) for k in strides
+        ]
         label = f"αλ = {rate:g}"
         series.append(_line(label, strides, np.array(exact) / base))
         model = Quadratic(Spectrum([1.0], counts=[500]), noise=noise, start=0.0)
@@ -246,7 +248,7 @@ def ema(seed: int) -> Chart:
         "window 1/(1 − ρ) in steps",
         "variance per direction",
         [
-            _line("EMA", 1 / (1 - fine), predict.ema_variance(rate, lam, 1.0, fine)),
+            _line("EMA", 1 / (1 - fine), closed_forms.ema_variance(rate, lam, 1.0, fine)),
             _points("EMA", window, [_sampled(d) ** 2 for d in draws]),
             _line("last iterate", 1 / (1 - fine), np.full_like(fine, last)),
             _line("average of 3,000 steps", 1 / (1 - fine), np.full_like(fine, mean)),

@@ -9,27 +9,22 @@
 (31.75, 2.51)
 """
 
-from gadam.theory.errata import ERRATA, Erratum
-from gadam.theory.mean_field import Dependent, dependent
-from gadam.theory.noise import Absolute, ExactNoise, FourierNoise, Relative, summed_noise_trace
-from gadam.theory.planning import Advice, CurveAdvice, from_curve, from_measurements, plan
-from gadam.theory.predict import (
-    Moments,
-    Quadratic,
-    Segment,
-    average,
+from gadam.theory.closed_forms import (
     average_mean,
     average_variance,
     best_rate,
-    ema,
     ema_variance,
     far_apart,
-    last_iterate,
     last_variance,
     log_ball_probability,
     regret_bound,
-    squared_separation,
 )
+from gadam.theory.errata import ERRATA, Erratum
+from gadam.theory.mean_field import Dependent, dependent
+from gadam.theory.model import Moments, Quadratic, Segment, from_hessian
+from gadam.theory.noise import Absolute, ExactNoise, FourierNoise, Relative, summed_noise_trace
+from gadam.theory.planning import Advice, CurveAdvice, from_curve, from_measurements, plan
+from gadam.theory.predict import average, ema, last_iterate, squared_separation
 from gadam.theory.simulation import Simulation, simulate, simulate_dependent
 from gadam.theory.spectrum import Spectrum, marchenko_pastur, measured, power_law
 
@@ -57,6 +52,7 @@ __all__ = [
     "ema_variance",
     "far_apart",
     "from_curve",
+    "from_hessian",
     "from_measurements",
     "last_iterate",
     "last_variance",

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gadam.theory import predict
-from gadam.theory.noise import Kernel, Relative
-from gadam.theory.spectrum import Array
+from gadam.theory import closed_forms, predict
+from gadam.theory.model import Quadratic, Segment
+from gadam.theory.noise import Kernel
+from gadam.theory.spectrum import Array, Spectrum
 
 __all__ = ["ERRATA", "Erratum"]
 
@@ -42,7 +43,7 @@ def _printed_average_variance(rate: float, lam: float, noise: float, steps: int)
 
 
 def _leading_average_variance(rate: float, lam: float, noise: float, steps: int) -> float:
-    return float(predict.average_variance(rate, lam, noise, steps, leading=True))
+    return float(closed_forms.average_variance(rate, lam, noise, steps, leading=True))
 
 
 def _printed_finite_sum(rate: float, lam: float, noise: float, steps: int) -> float:
@@ -53,7 +54,7 @@ def _printed_finite_sum(rate: float, lam: float, noise: float, steps: int) -> fl
 
 
 def _finite_sum(rate: float, lam: float, noise: float, steps: int) -> float:
-    return float(predict.average_variance(rate, lam, noise, steps))
+    return float(closed_forms.average_variance(rate, lam, noise, steps))
 
 
 def _printed_last_variance(rate: float, lam: float, noise: float) -> float:
@@ -61,7 +62,7 @@ def _printed_last_variance(rate: float, lam: float, noise: float) -> float:
 
 
 def _last_variance(rate: float, lam: float, noise: float) -> float:
-    return float(predict.last_variance(rate, lam, noise))
+    return float(closed_forms.last_variance(rate, lam, noise))
 
 
 def _printed_trace(kernel: Kernel, squared_distance: float, dimension: int) -> float:
@@ -79,20 +80,19 @@ def _printed_relative_kernel(w: Array, other: Array) -> float:
 
 
 def _relative_kernel(w: Array, other: Array) -> float:
-    kernel = Relative(noise=2.0, length_scale=np.sqrt(0.5))  # k(0) = 1; e^−d² to leading order
-    apart = kernel.map(w) - kernel.map(other)
-    return float(kernel.value(apart @ apart))
+    away = w - other
+    return float(np.exp(-2 * (away @ away) / (w @ w + other @ other)))
 
 
 def _printed_stride_variance(
     rate: float, lam: float, noise: float, steps: int, every: int
 ) -> float:
     # The mean of w_1, w_2, …, w_⌊n/κ⌋.
-    return float(predict.average_variance(rate, lam, noise, steps // every))
+    return float(closed_forms.average_variance(rate, lam, noise, steps // every))
 
 
 def _stride_variance(rate: float, lam: float, noise: float, steps: int, every: int) -> float:
-    return float(predict.average_variance(rate, lam, noise, steps, every))
+    return float(closed_forms.average_variance(rate, lam, noise, steps, every))
 
 
 def _printed_stride_factor(rate: float, lam: float, every: int) -> float:
@@ -101,16 +101,27 @@ def _printed_stride_factor(rate: float, lam: float, every: int) -> float:
 
 def _stride_factor(rate: float, lam: float, every: int) -> float:
     """Ratio of the variances with stride κ and stride 1, as n → ∞."""
-    q = 1 - rate * lam
-    return every * (1 - q ** (2 * every)) / (1 - q**2) * ((1 - q) / (1 - q**every)) ** 2
+    x = rate * lam
+    between = closed_forms.one_minus_power(x, 2 * every) / (x * (2 - x))
+    return float(every * between * (x / closed_forms.one_minus_power(x, every)) ** 2)
 
 
-def _printed_ema_variance(rate: float, lam: float, noise: float, decay: float) -> float:
-    return (1 - decay) / (1 + decay) * rate * noise / lam
+def _printed_ema_variance(
+    rate: float, lam: float, noise: float, decay: float, steps: int | None = None
+) -> float:
+    kappa = 1.0 if steps is None else 1 - (1 - rate * lam) ** (steps - 2)
+    return (1 - decay) / (1 + decay) * rate * noise / lam * kappa
 
 
-def _ema_variance(rate: float, lam: float, noise: float, decay: float) -> float:
-    return float(predict.ema_variance(rate, lam, noise, decay))
+def _ema_variance(
+    rate: float, lam: float, noise: float, decay: float, steps: int | None = None
+) -> float:
+    """Variance of an EMA that starts at zero, after n steps or as n → ∞."""
+    if steps is None:
+        return float(closed_forms.ema_variance(rate, lam, noise, decay))
+    model = Quadratic(Spectrum([lam]), noise, start=0.0)
+    debiased = predict.ema(model, Segment(steps, rate), decay).variance[0]
+    return float(debiased * (1 - decay**steps) ** 2)
 
 
 def _printed_ema_mean(rate: float, lam: float, decay: float, steps: int) -> float:
@@ -119,7 +130,7 @@ def _printed_ema_mean(rate: float, lam: float, decay: float, steps: int) -> floa
 
 
 def _ema_mean(rate: float, lam: float, decay: float, steps: int) -> float:
-    """Mean of an EMA that starts at zero, over w_0."""
+    """Mean of an EMA of w_1, …, w_n that starts at zero, over w_0."""
     q = 1 - rate * lam
     return (1 - decay) * q ** (steps + 1) * (1 - (decay / q) ** steps) / (q - decay)
 
@@ -192,8 +203,10 @@ ERRATA: dict[str, Erratum] = {
     "relative-kernel": Erratum(
         "Theorem 3",
         "A Gaussian process with kernel k(−‖w − w'‖²/‖w‖²).",
-        "This kernel is not symmetric, and its symmetrized form is not positive semi-definite. "
-        "A stationary kernel of w/‖w‖ and log ‖w‖ is valid and agrees to leading order.",
+        "This is not symmetric in w and w', so it is not a covariance. Neither is the mean of "
+        "both orders, which is not positive semi-definite. With ½(‖w‖² + ‖w'‖²) in place of ‖w‖² "
+        "it is a covariance, for every k(−d²) that is one in all dimensions. A stationary kernel "
+        "of w/‖w‖ and log ‖w‖ is another. Both agree with the printed kernel to leading order.",
         _printed_relative_kernel,
         _relative_kernel,
     ),
@@ -214,16 +227,18 @@ ERRATA: dict[str, Erratum] = {
     ),
     "ema": Erratum(
         "Section on Lookahead",
-        "The variance of the EMA is (1 − ρ)/(1 + ρ)·ασ²κ/λ.",
-        "V·(1 − ρ)/(1 + ρ)·(1 + ρq)/(1 − ρq), where V = ασ²/(Bλ(2 − αλ)) is the variance of the "
-        "iterate. Iterates are not independent.",
+        "The variance of the EMA is (1 − ρ)/(1 + ρ)·ασ²κ/λ with κ = 1 − q^(n−2).",
+        "As n → ∞, V·(1 − ρ)/(1 + ρ)·(1 + ρq)/(1 − ρq), where V = ασ²/(Bλ(2 − αλ)) is the variance "
+        "of the iterate: iterates are not independent. After n steps, an EMA that starts at zero "
+        "has variance α²σ²/B·((1 − ρ)/(q − ρ))²·Σ(q^m − ρ^m)², summed over m = 1, …, n.",
         _printed_ema_variance,
         _ema_variance,
     ),
     "ema-mean": Erratum(
         "Section on Lookahead",
         "The mean of the EMA is (1 − ρ)w_0 q^(n+1)(1 − (ρ/q)^(n−1))/(q − ρ).",
-        "The same with (ρ/q)ⁿ.",
+        "This holds for an EMA that starts at zero and takes w_2, …, w_n. If it also takes w_1, it "
+        "is the same with (ρ/q)ⁿ. Debiased, it is divided by 1 − ρⁿ.",
         _printed_ema_mean,
         _ema_mean,
     ),

@@ -23,8 +23,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gadam.theory.model import Moments, Quadratic, Segment, as_segments, check_sampling
 from gadam.theory.noise import Kernel, Relative
-from gadam.theory.predict import Moments, Quadratic, Segment, as_segments, check_sampling
+from gadam.theory.predict import check_finite
 from gadam.theory.spectrum import Array
 
 __all__ = ["Dependent", "dependent"]
@@ -50,6 +51,7 @@ class Dependent:
     noise_covariance: Array
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def dependent(
     model: Quadratic,
     segments: Sequence[Segment] | Segment,
@@ -73,7 +75,8 @@ def dependent(
         The predictions.
 
     Raises:
-        ValueError: If no step is sampled or the problem does not fit in memory.
+        ValueError: If no step is sampled, the problem does not fit in memory, the iterate diverges,
+            or the method has momentum.
 
     Example:
         >>> from gadam.theory.noise import Absolute
@@ -87,6 +90,8 @@ def dependent(
         True
     """
     check_sampling(first, every)
+    if model.momentum:
+        raise ValueError("dependent() supports only methods without momentum. Pass momentum=0.")
     rates = np.concatenate([np.full(s.steps, s.rate) for s in as_segments(segments)])
     steps = len(rates)
     if len(model.contraction) * steps**2 > MAX_ELEMENTS:
@@ -126,6 +131,7 @@ def dependent(
     weights[sampled] = 1 / len(sampled)
     combined = np.einsum("t,kts->ks", weights, reach)
     squares = np.diagonal(gram)
+    check_finite(model, as_segments(segments), mean, reach)
     return Dependent(
         Moments(model, mean[:, -1], np.einsum("ks,su,ku->k", reach[:, -1], noise, reach[:, -1])),
         Moments(model, mean @ weights, np.einsum("ks,su,ku->k", combined, noise, combined)),

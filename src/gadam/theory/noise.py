@@ -7,8 +7,8 @@ their noise. Both kernels here are a squared exponential of a map φ of the weig
     k(w, w') = σ²ℓ² exp(−‖φ(w) − φ(w')‖² / 2ℓ²)
 
 with φ(w) = w for absolute distances and φ(w) = (w/‖w‖, log ‖w‖) for relative distances. The
-paper's relative kernel, k(−‖w − w'‖²/‖w‖²), is not symmetric, and its symmetrized form is not
-positive semi-definite. The kernel used here agrees with it to leading order in the distance.
+paper's relative kernel, k(−‖w − w'‖²/‖w‖²), is not symmetric, so it is not a covariance. The kernel
+used here agrees with it to leading order in the distance.
 """
 
 from __future__ import annotations

@@ -1,353 +1,223 @@
-"""Predictions for SGD's last iterate, average, strided average and EMA on a noisy quadratic.
+"""Predictions for the last iterate, average, strided average and EMA on a noisy quadratic.
 
-The true loss is L(w) = ½ Σ λ (w − w*)² in the eigenbasis of the Hessian. Each gradient carries
-independent noise of variance s² = σ²/B per direction. One step of a preconditioned method with
-decoupled weight decay is, per direction,
-
-    w ← q·w + (1 − q)·w° − α·h·ε,     q = 1 − α(γ + λh),   w° = λh·w*/(γ + λh),
-
-with h = 1 for SGD and h = 1/(λ̃ + ε) for an adaptive method. All predictions are exact for any
-number of steps: the iterate and the running sum form a linear Gaussian process, and its
-transitions are composed by doubling, without a loop over steps. The corrected closed forms of the
-paper and their leading orders follow below. They agree with the exact predictions, but lose
-precision where n·α·λ is small.
+The iterate, the momentum buffer and the running sum of the samples form a linear Gaussian process
+per direction. All predictions are exact for any number of steps: the transitions of this process
+are composed by doubling, without a loop over steps. See :mod:`gadam.theory.model` for the step,
+and :mod:`gadam.theory.closed_forms` for the paper's formulas.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
-from scipy import integrate, special
 
-from gadam.theory.spectrum import Array, Spectrum
+from gadam.theory.model import Moments, Quadratic, Segment, as_segments, check_sampling
+from gadam.theory.spectrum import Array
 
-__all__ = [
-    "Moments",
-    "Quadratic",
-    "Segment",
-    "as_segments",
-    "average",
-    "average_mean",
-    "average_variance",
-    "best_rate",
-    "check_sampling",
-    "ema",
-    "ema_variance",
-    "far_apart",
-    "last_iterate",
-    "last_variance",
-    "log_ball_probability",
-    "regret_bound",
-    "squared_separation",
-]
-
-
-@dataclass(frozen=True)
-class Segment:
-    """Steps at a constant learning rate and batch size.
-
-    Args:
-        steps: Number of steps.
-        rate: α.
-        batch_size: B.
-    """
-
-    steps: int
-    rate: float
-    batch_size: float = 1.0
-
-    def __post_init__(self) -> None:
-        if self.steps != int(self.steps) or self.steps < 0:
-            raise ValueError(f"steps must be a non-negative integer, got {self.steps}.")
-        if not 0 <= self.rate < np.inf:
-            raise ValueError(f"rate must be non-negative and finite, got {self.rate}.")
-        if not self.batch_size > 0:
-            raise ValueError(f"batch_size must be positive, got {self.batch_size}.")
-
-
-@dataclass(frozen=True, eq=False)
-class Quadratic:
-    """A noisy quadratic and the method that minimizes it.
-
-    Args:
-        spectrum: λ.
-        noise: σ², the variance of the gradient of one example, per direction or for all.
-        start: w_0 in the eigenbasis, per direction or for all.
-        minimum: w*, per direction or for all.
-        weight_decay: γ, decoupled.
-        preconditioner: λ̃ + ε, the divisor that an adaptive method applies to gradients. None for
-            SGD.
-
-    Example:
-        >>> model = Quadratic(Spectrum([2.0], counts=[1000]), noise=1.0, start=1.0)
-        >>> segments = [Segment(steps=4000, rate=0.05)]
-        >>> round(last_iterate(model, segments).loss, 3), round(average(model, segments).loss, 3)
-        (13.158, 0.067)
-    """
-
-    spectrum: Spectrum
-    noise: Array
-    start: Array
-    minimum: Array
-    weight_decay: float
-    preconditioner: Array | None
-
-    def __init__(
-        self,
-        spectrum: Spectrum,
-        noise: ArrayLike = 1.0,
-        start: ArrayLike = 1.0,
-        minimum: ArrayLike = 0.0,
-        weight_decay: float = 0.0,
-        preconditioner: ArrayLike | None = None,
-    ) -> None:
-        given = {"noise": noise, "start": start, "minimum": minimum}
-        given |= {} if preconditioner is None else {"preconditioner": preconditioner}
-        values: dict[str, Array] = {}
-        for name, value in given.items():
-            each = np.broadcast_to(np.asarray(value, dtype=float), spectrum.eigenvalues.shape)
-            if not np.isfinite(each).all():
-                raise ValueError(f"{name} must be finite.")
-            values[name] = each
-        if preconditioner is not None and (values["preconditioner"] <= 0).any():
-            raise ValueError("preconditioner must be positive.")
-        if (values["noise"] < 0).any() or not weight_decay >= 0:
-            raise ValueError("noise and weight_decay must be non-negative.")
-        object.__setattr__(self, "spectrum", spectrum)
-        object.__setattr__(self, "weight_decay", weight_decay)
-        object.__setattr__(self, "preconditioner", None)
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
-
-    @property
-    def gradient_scale(self) -> Array:
-        """h, the factor that multiplies gradients."""
-        if self.preconditioner is None:
-            return np.ones_like(self.spectrum.eigenvalues)
-        return 1 / self.preconditioner
-
-    @property
-    def contraction(self) -> Array:
-        """γ + λh. One step multiplies the distance to the settling point by 1 − α(γ + λh)."""
-        return self.weight_decay + self.spectrum.eigenvalues * self.gradient_scale
-
-    @property
-    def settling_point(self) -> Array:
-        """w°, the limit of the mean of the iterate."""
-        contraction = self.contraction
-        target = self.spectrum.eigenvalues * self.gradient_scale * self.minimum
-        point: Array = np.divide(target, contraction, out=self.start.copy(), where=contraction > 0)
-        return point
-
-    def stable_below(self) -> float:
-        """Return the learning rate at and above which the iterate diverges."""
-        return float(2 / self.contraction.max()) if self.contraction.max() > 0 else np.inf
-
-
-@dataclass(frozen=True, eq=False)
-class Moments:
-    """The distribution of a point: Gaussian and independent across directions.
-
-    Args:
-        model: Model of the point.
-        mean: Mean per direction.
-        variance: Variance per direction.
-    """
-
-    model: Quadratic
-    mean: Array
-    variance: Array
-
-    @property
-    def _counts(self) -> Array:
-        return self.model.spectrum.counts
-
-    @property
-    def bias(self) -> Array:
-        """The difference between the mean and w*, per direction."""
-        return self.mean - self.model.minimum
-
-    @property
-    def squared_distance(self) -> float:
-        """E‖w − w*‖²."""
-        return float(self._counts @ (self.bias**2 + self.variance))
-
-    @property
-    def loss(self) -> float:
-        """E L(w)."""
-        return float(
-            0.5 * (self._counts * self.model.spectrum.eigenvalues) @ (self.bias**2 + self.variance)
-        )
-
-    @property
-    def loss_std(self) -> float:
-        """The standard deviation of L(w)."""
-        lam, b, v = self.model.spectrum.eigenvalues, self.bias, self.variance
-        return float(np.sqrt(self._counts @ (lam**2 * (v**2 / 2 + b**2 * v))))
-
-    @property
-    def squared_distance_std(self) -> float:
-        """The standard deviation of ‖w − w*‖²."""
-        return float(
-            np.sqrt(self._counts @ (2 * self.variance**2 + 4 * self.bias**2 * self.variance))
-        )
-
-    @property
-    def trace(self) -> float:
-        """Tr Cov(w)."""
-        return float(self._counts @ self.variance)
-
-    @cached_property
-    def distance(self) -> float:
-        """E‖w − w*‖.
-
-        Computed from the Laplace transform of X = ‖w − w*‖²:
-        E√X = ∫ (1 − E e^−tX) t^−3/2 dt / 2√π.
-        """
-        scale = self.squared_distance
-        if scale == 0:
-            return 0.0
-        b2, v, n = self.bias**2 / scale, self.variance / scale, self._counts
-
-        def integrand(u: float) -> float:  # t = e^u
-            t = np.exp(u)
-            exponent = -n @ (np.log1p(2 * t * v) / 2 + t * b2 / (1 + 2 * t * v))
-            return float(-np.expm1(exponent) * np.exp(-u / 2))
-
-        value, _ = integrate.quad(integrand, -60, 60, points=[0.0], limit=400)
-        return float(np.sqrt(scale) * value / (2 * np.sqrt(np.pi)))
-
-    def tail_bound(self, t: float) -> float:
-        """Bound the probability of |‖w − w*‖ − E‖w − w*‖| ≥ t (Theorem 1).
-
-        The norm is 1-Lipschitz, so Gaussian concentration yields 2·exp(−t²/2v), where v is the
-        largest variance. This is the constant that the theorem leaves open. The bound does not
-        grow with P. (The theorem uses √E‖w − w*‖² instead of the mean, which is larger by at most
-        v/2E‖w − w*‖.)
-
-        Args:
-            t: Deviation from the mean distance.
-
-        Returns:
-            An upper bound on the probability.
-        """
-        largest = float(self.variance.max())
-        if t <= 0:
-            return 1.0
-        return 0.0 if largest == 0 else float(min(1.0, 2 * np.exp(-(t**2) / (2 * largest))))
+__all__ = ["average", "check_finite", "ema", "last_iterate", "squared_separation"]
 
 
 # Composition of transitions.
 
 
 class _Transition(NamedTuple):
-    """Several steps of the iterate w and running sum S: w' = q·w + d + …, S' = r·S + a·w + e + ….
+    """Several steps of the state x: x' = A·x + d + Gaussian noise with covariance V.
 
-    The noise of (w', S') has variances v and u and covariance c.
+    The state of a direction is the iterate, then the momentum buffer if there is one, then the
+    running sum if there is one. Directions are the last axis: A has shape (state, state, K). The
+    response r is what unit noise in the gradients of all steps adds to the state.
     """
 
-    q: Array
-    d: Array
-    a: Array
-    r: Array
-    e: Array
-    v: Array
-    c: Array
-    u: Array
+    matrix: Array
+    offset: Array
+    covariance: Array
+    response: Array
+
+
+class _Sample(NamedTuple):
+    """What a sample does to the running sum: S ← keep·S + take·w."""
+
+    keep: float
+    take: float
 
 
 def _compose(one: _Transition, two: _Transition) -> _Transition:
-    """Apply one, then two. For q > 0 nothing is subtracted, so no precision is lost."""
+    """Apply one, then two. For SGD with αλ < 1 nothing is subtracted, so no precision is lost."""
+    carried = np.einsum("ijk,jlk->ilk", two.matrix, one.covariance)
     return _Transition(
-        q=two.q * one.q,
-        d=two.q * one.d + two.d,
-        a=two.r * one.a + two.a * one.q,
-        r=two.r * one.r,
-        e=two.r * one.e + two.a * one.d + two.e,
-        v=two.q**2 * one.v + two.v,
-        c=two.q * (two.r * one.c + two.a * one.v) + two.c,
-        u=two.r**2 * one.u + 2 * two.r * two.a * one.c + two.a**2 * one.v + two.u,
+        np.einsum("ijk,jlk->ilk", two.matrix, one.matrix),
+        np.einsum("ijk,jk->ik", two.matrix, one.offset) + two.offset,
+        np.einsum("ijk,ljk->ilk", carried, two.matrix) + two.covariance,
+        np.einsum("ijk,jk->ik", two.matrix, one.response) + two.response,
     )
 
 
 def _repeat(transition: _Transition, number: int) -> _Transition:
     """Apply a transition several times, by doubling."""
-    result = _identity(transition.q)
+    result = None
     while number:
         if number % 2:
-            result = _compose(result, transition)
-        transition = _compose(transition, transition)
+            result = transition if result is None else _compose(result, transition)
         number //= 2
-    return result
+        if number:
+            transition = _compose(transition, transition)
+    return _identity(*transition.offset.shape) if result is None else result
 
 
-def _identity(like: Array) -> _Transition:
-    zero, one = np.zeros_like(like), np.ones_like(like)
-    return _Transition(one, zero, zero, one, zero, zero, zero, zero)
+def _identity(size: int, directions: int) -> _Transition:
+    matrix: Array = np.zeros((size, size, directions))
+    matrix[range(size), range(size)] = 1.0
+    zero = np.zeros((size, directions))
+    return _Transition(matrix, zero, np.zeros_like(matrix), zero.copy())
 
 
-def _one_step(model: Quadratic, segment: Segment) -> _Transition:
-    q = 1 - segment.rate * model.contraction
-    noise = (segment.rate * model.gradient_scale) ** 2 * model.noise / segment.batch_size
-    drift = segment.rate * model.contraction * model.settling_point
-    return _identity(q)._replace(q=q, d=drift, v=noise)
+def _one_step(model: Quadratic, segment: Segment, size: int, dampening: float) -> _Transition:
+    """Return one step of the method. The running sum, if any, is the last of ``size`` values."""
+    step = _identity(size, len(model.start))
+    alpha, mu = segment.rate * model.gradient_scale, model.momentum
+    to_gradient, to_buffer = (1.0, mu) if model.nesterov else (0.0, 1.0)  # u = … g + … b
+    kept = 1 - dampening  # the share of the gradient that enters the buffer
+    through = to_gradient + to_buffer * kept
+    # Each value is the response of (w, b) to one of: w, b, the gradient at w = 0, its noise.
+    step.matrix[0, 0] = 1 - segment.rate * model.decay - alpha * through * model.slope
+    step.offset[0] = alpha * through * model.spectrum.eigenvalues * model.minimum
+    response = -alpha * through
+    step.response[0] = response
+    if mu:
+        step.response[1] = kept
+        step.matrix[0, 1] = -alpha * to_buffer * mu
+        step.matrix[1, 0], step.matrix[1, 1] = kept * model.slope, mu
+        step.offset[1] = -kept * model.spectrum.eigenvalues * model.minimum
+    covariance = step.response[:, None] * step.response * model.noise / segment.batch_size
+    return step._replace(covariance=covariance)
 
 
-def _compose_all(
-    model: Quadratic, segments: Sequence[Segment], sample: _Transition, first: int, every: int
+class _Piece(NamedTuple):
+    """Equal steps. ``shared`` is the variance that their noise loses because it sums to zero.
+
+    It is None if the next piece belongs to the same epoch.
+    """
+
+    step: _Transition
+    number: int
+    shared: Array | None
+
+
+def _pieces(model: Quadratic, segments: Sequence[Segment], size: int) -> list[_Piece]:
+    """Divide the segments into pieces of equal steps within one epoch."""
+    pieces: list[_Piece] = []
+    for segment in segments:
+        step = _one_step(model, segment, size, model.dampening)
+        epoch = segment.epoch or segment.steps
+        shared = 0 * model.noise
+        if segment.epoch:
+            # The mean of an epoch's noise, which each of its steps lacks.
+            shared = segment.reshuffled * model.noise / (segment.batch_size * epoch)
+        left = segment.steps
+        while left:
+            number = min(epoch, left)
+            left -= number
+            if not pieces and model.undampened_start:
+                first = _one_step(model, segment, size, 0.0)
+                pieces.append(_Piece(first, 1, None if number > 1 else shared))
+                number -= 1
+            if number:
+                pieces.append(_Piece(step, number, shared))
+    return pieces
+
+
+def _follow(result: _Transition, transition: _Transition, shared: Array | None) -> _Transition:
+    """Append the transition of a piece, and end the epoch if the piece does."""
+    result = _compose(result, transition)
+    if shared is None:
+        return result
+    lost = shared * result.response[:, None] * result.response
+    return result._replace(
+        covariance=result.covariance - lost, response=np.zeros_like(result.response)
+    )
+
+
+def _run(
+    model: Quadratic, segments: Sequence[Segment], sample: _Sample, first: int, every: int
 ) -> tuple[_Transition, int]:
     """Compose all segments, with a sample after steps first, first + every, …; count samples."""
-    result, time, count = _identity(model.contraction), 0, 0
-    for segment in segments:
-        step, left = _one_step(model, segment), segment.steps
-        while left > 0:
-            ahead = first - time if time < first else every - (time - first) % every
-            if ahead > left:
-                result, time, left = _compose(result, _repeat(step, left)), time + left, 0
-                continue
-            more = (left - ahead) // every
-            result = _compose(_compose(result, _repeat(step, ahead)), sample)
-            result = _compose(result, _repeat(_compose(_repeat(step, every), sample), more))
-            used = ahead + more * every
-            time, left, count = time + used, left - used, count + 1 + more
+    size = _state_size(model) + 1
+    result = _identity(size, len(model.start))
+    taken = _identity(size, len(model.start))
+    taken.matrix[-1, -1], taken.matrix[-1, 0] = sample.keep, sample.take
+    known: dict[tuple[int, int, int], tuple[_Transition, int]] = {}  # epochs are often equal
+    time = count = 0
+    for step, number, shared in _pieces(model, segments, size):
+        ahead = first - time if time < first else every - (time - first) % every
+        key = id(step), number, min(ahead, number + 1)
+        if key not in known:
+            known[key] = _with_samples(step, number, taken, ahead, every)
+        piece, samples = known[key]
+        result = _follow(result, piece, shared)
+        time, count = time + number, count + samples
     return result, count
 
 
-def check_sampling(first: int, every: int, decay: float | None = None) -> None:
-    """Validate a sampling. Steps count from 1, as in :class:`gadam.Averaging`.
+def _with_samples(
+    step: _Transition, number: int, taken: _Transition, ahead: int, every: int
+) -> tuple[_Transition, int]:
+    """Compose steps, with a sample after ``ahead`` of them, then every so often; count samples."""
+    if ahead > number:
+        return _repeat(step, number), 0
+    result = _compose(_repeat(step, ahead), taken)
+    more, rest = divmod(number - ahead, every)
+    if more:
+        result = _compose(result, _repeat(_compose(_repeat(step, every), taken), more))
+    return (_compose(result, _repeat(step, rest)) if rest else result), 1 + more
+
+
+def _state_size(model: Quadratic) -> int:
+    return 2 if model.momentum else 1
+
+
+def _start(model: Quadratic, size: int) -> Array:
+    """Return the initial state: the start, the buffer and a zero sum."""
+    state: Array = np.zeros((size, len(model.start)))
+    state[0] = model.start
+    if model.buffer is not None:
+        state[1] = model.buffer
+    return state
+
+
+def _moments(
+    model: Quadratic, segments: Sequence[Segment], total: _Transition, value: int, scale: float
+) -> Moments:
+    """Return the moments of one value of the state, divided by ``scale``."""
+    start = _start(model, len(total.offset))
+    mean = np.einsum("jk,jk->k", total.matrix[value], start) + total.offset[value]
+    variance = total.covariance[value, value]
+    with np.errstate(over="ignore", invalid="ignore"):
+        check_finite(model, segments, mean**2 + variance)
+    return Moments(model, mean / scale, variance / scale**2)
+
+
+def check_finite(model: Quadratic, segments: Sequence[Segment], *values: Array) -> None:
+    """Raise an error if a recursion has left the range of floating-point numbers.
 
     Args:
-        first: First sampled step.
-        every: Stride.
-        decay: ρ of an EMA, or None.
+        model: The quadratic and the method.
+        segments: The steps.
+        *values: Results of the recursion.
 
     Raises:
-        ValueError: If a value is out of range.
+        ValueError: If a value is not finite.
     """
-    if first < 1 or every < 1 or first != int(first) or every != int(every):
-        raise ValueError(f"first and every must be integers of at least 1, got {first}, {every}.")
-    if decay is not None and not 0 < decay < 1:
-        raise ValueError(f"decay must be in (0, 1), got {decay}.")
-
-
-def as_segments(segments: Sequence[Segment] | Segment) -> list[Segment]:
-    """Return one or several segments as a list.
-
-    Args:
-        segments: One or several segments.
-
-    Returns:
-        A non-empty list.
-    """
-    found = [segments] if isinstance(segments, Segment) else list(segments)
-    if not found:
-        raise ValueError("Pass at least one segment.")
-    return found
+    if all(np.isfinite(value).all() for value in values):
+        return
+    rate, limit = max(segment.rate for segment in segments), model.stable_below()
+    reason = (
+        f"the method is stable only at rates below {limit:.4g}, got {rate:g}. Lower the rate"
+        if rate >= limit
+        else "a value exceeds the range of floating-point numbers. Lower the start or the noise"
+    )
+    raise ValueError(f"The iterate diverges: {reason}.")
 
 
 # Moments of the last iterate, the average and the EMA.
@@ -362,9 +232,25 @@ def last_iterate(model: Quadratic, segments: Sequence[Segment] | Segment) -> Mom
 
     Returns:
         Moments of the last iterate.
+
+    Raises:
+        ValueError: If the iterate diverges beyond the range of floating-point numbers.
     """
-    total, _ = _compose_all(model, as_segments(segments), _identity(model.contraction), 1 << 62, 1)
-    return Moments(model, total.q * model.start + total.d, total.v)
+    found = as_segments(segments)
+    return _moments(model, found, _final(model, found), 0, 1.0)
+
+
+def _final(model: Quadratic, segments: Sequence[Segment]) -> _Transition:
+    """Compose all steps of the iterate and the buffer."""
+    size = _state_size(model)
+    total = _identity(size, len(model.start))
+    with np.errstate(over="ignore", invalid="ignore"):
+        known: dict[tuple[int, int], _Transition] = {}
+        for step, number, shared in _pieces(model, segments, size):
+            if (id(step), number) not in known:
+                known[id(step), number] = _repeat(step, number)
+            total = _follow(total, known[id(step), number], shared)
+    return total
 
 
 def average(
@@ -384,16 +270,10 @@ def average(
         Moments of the average.
 
     Raises:
-        ValueError: If no step is sampled.
+        ValueError: If no step is sampled, or the iterate diverges.
     """
     check_sampling(first, every)
-    one = np.ones_like(model.contraction)
-    sample = _identity(one)._replace(a=one)
-    total, count = _compose_all(model, as_segments(segments), sample, first, every)
-    if not count:
-        raise ValueError(f"No step is sampled: training ends before step {first}.")
-    mean = (total.a * model.start + total.e) / count
-    return Moments(model, mean, total.u / count**2)
+    return _sampled(model, as_segments(segments), None, first, every)
 
 
 def ema(
@@ -416,17 +296,23 @@ def ema(
         Moments of the EMA.
 
     Raises:
-        ValueError: If no step is sampled.
+        ValueError: If no step is sampled, or the iterate diverges.
     """
     check_sampling(first, every, decay)
-    one = np.ones_like(model.contraction)
-    sample = _identity(one)._replace(a=(1 - decay) * one, r=decay * one)
-    total, count = _compose_all(model, as_segments(segments), sample, first, every)
+    return _sampled(model, as_segments(segments), decay, first, every)
+
+
+def _sampled(
+    model: Quadratic, segments: list[Segment], decay: float | None, first: int, every: int
+) -> Moments:
+    """Return the moments of the average, or of the EMA if there is a decay."""
+    sample = _Sample(1.0, 1.0) if decay is None else _Sample(decay, 1 - decay)
+    with np.errstate(over="ignore", invalid="ignore"):
+        total, count = _run(model, segments, sample, first, every)
     if not count:
         raise ValueError(f"No step is sampled: training ends before step {first}.")
-    weight = -np.expm1(count * np.log(decay))
-    mean = (total.a * model.start + total.e) / weight
-    return Moments(model, mean, total.u / weight**2)
+    weight = count if decay is None else -np.expm1(count * np.log(decay))
+    return _moments(model, segments, total, -1, weight)
 
 
 def squared_separation(model: Quadratic, segment: Segment, steps: int | Array) -> Array:
@@ -439,233 +325,37 @@ def squared_separation(model: Quadratic, segment: Segment, steps: int | Array) -
 
     Returns:
         The expected squared distance for each k.
-    """
-    here = last_iterate(model, segment)
-    q = 1 - segment.rate * model.contraction
-    k = np.asarray(steps)[..., None]
-    gone = 1 - q**k
-    from_settled = here.mean - model.settling_point
-    noise = (segment.rate * model.gradient_scale) ** 2 * model.noise / segment.batch_size
-    with np.errstate(divide="ignore", invalid="ignore"):
-        new = np.where(np.abs(q) == 1, k * noise, noise * (1 - q ** (2 * k)) / (1 - q**2))
-    squares: Array = gone**2 * (from_settled**2 + here.variance) + new
-    return squares @ model.spectrum.counts
-
-
-# Closed forms of the paper, with errors corrected.
-
-
-def _converging(rate: float, eigenvalue: ArrayLike) -> Array:
-    """Return the eigenvalues as an array, or raise if there is no stationary distribution."""
-    lam = np.asarray(eigenvalue, dtype=float)
-    if not ((lam > 0) & (rate * lam < 2) & (rate > 0)).all():
-        raise ValueError(
-            "A stationary distribution exists only for 0 < αλ < 2. "
-            "Use last_iterate() or average() instead."
-        )
-    return lam
-
-
-def average_mean(rate: float, eigenvalue: ArrayLike, steps: int, *, leading: bool = False) -> Array:
-    """Compute the mean of (w_1 + … + w_n)/n, over w_0: q(1 − qⁿ)/(αλn).
-
-    The leading order is (1 − αλ)/(αλn).
-
-    Args:
-        rate: α.
-        eigenvalue: λ.
-        steps: n.
-        leading: Return the leading order in n.
-
-    Returns:
-        The mean for each λ.
-    """
-    lam = _converging(rate, eigenvalue)
-    q = 1 - rate * lam
-    gone = 1.0 if leading else 1 - q**steps
-    mean: Array = q * gone / (rate * lam * steps)
-    return mean
-
-
-def last_variance(
-    rate: float, eigenvalue: ArrayLike, noise: float, steps: int | None = None
-) -> Array:
-    """Compute the variance of the last iterate: αs²(1 − q²ⁿ)/(λ(2 − αλ)).
-
-    As n → ∞, the factor 1 − q²ⁿ becomes 1. (The proof of Theorem 1 ends with α/(2λ(1 − αλ)),
-    which is different.)
-
-    Args:
-        rate: α.
-        eigenvalue: λ.
-        noise: s² = σ²/B.
-        steps: n, or None for the stationary variance.
-
-    Returns:
-        The variance for each λ.
-    """
-    lam = _converging(rate, eigenvalue)
-    settled: Array = rate * noise / (lam * (2 - rate * lam))
-    return settled if steps is None else settled * (1 - (1 - rate * lam) ** (2 * steps))
-
-
-def average_variance(
-    rate: float,
-    eigenvalue: ArrayLike,
-    noise: float,
-    steps: int,
-    every: int = 1,
-    *,
-    leading: bool = False,
-) -> Array:
-    """Compute the variance of the mean of w_κ, w_2κ, … up to w_n, from a fixed w_0.
-
-    The exact value, with m = ⌊n/κ⌋ and Q = q^κ, is
-    s²α²(1 − q^2κ)/(1 − q²)/(m²(1 − Q)²) · (m − 2Q(1 − Q^m)/(1 − Q) + Q²(1 − Q^2m)/(1 − Q²)).
-    The leading order is s²/(nλ²) for κ = 1. (The paper's main text prints ⟨1/λ⟩ instead of
-    ⟨1/λ²⟩, and its corollary averages w_1, w_2, … instead of w_κ, w_2κ, ….)
-
-    Args:
-        rate: α.
-        eigenvalue: λ.
-        noise: s² = σ²/B.
-        steps: n.
-        every: κ.
-        leading: Return the leading order in n.
-
-    Returns:
-        The variance for each λ.
-    """
-    check_sampling(every, every)
-    lam = _converging(rate, eigenvalue)
-    q = 1 - rate * lam
-    big, m = q**every, steps // every
-    if m < 1:
-        raise ValueError(f"No step is sampled: got {steps} steps and a stride of {every}.")
-    unit: Array = noise * rate**2 * (1 - q ** (2 * every)) / (1 - q**2) / (1 - big) ** 2
-    if leading:
-        return unit * every / steps
-    bracket: Array = (
-        m - 2 * big * (1 - big**m) / (1 - big) + big**2 * (1 - big ** (2 * m)) / (1 - big**2)
-    )
-    return unit * bracket / m**2
-
-
-def ema_variance(rate: float, eigenvalue: ArrayLike, noise: float, decay: float | Array) -> Array:
-    """Compute the stationary variance of the EMA: V·(1 − ρ)/(1 + ρ)·(1 + ρq)/(1 − ρq).
-
-    V is the variance of the iterate. (The paper prints (1 − ρ)/(1 + ρ)·αs²/λ, which treats
-    iterates as independent and omits 1/(2 − αλ).)
-
-    Args:
-        rate: α.
-        eigenvalue: λ.
-        noise: s² = σ²/B.
-        decay: ρ, one or several.
-
-    Returns:
-        The variance for each λ and ρ.
-    """
-    check_sampling(1, 1, float(decay) if np.ndim(decay) == 0 else None)
-    q = 1 - rate * _converging(rate, eigenvalue)
-    iterates = last_variance(rate, eigenvalue, noise)
-    variance: Array = iterates * (1 - decay) / (1 + decay) * (1 + decay * q) / (1 - decay * q)
-    return variance
-
-
-# Distances between iterates and convergence bounds.
-
-
-def log_ball_probability(
-    dimension: ArrayLike, points: ArrayLike, radius: ArrayLike, std: float
-) -> Array:
-    """Compute the log of a bound on P(N(0, σ²I) lies within a radius of any of n points).
-
-    By the paper's lemma, the bound is the regularized incomplete gamma function r(a; x) with
-    a = P/2 and x = n^(2/P) δ²/2σ². It underflows in high dimension, so this function computes its
-    logarithm by Kummer's positive series, r = x^a e^−x/Γ(a + 1) · ₁F₁(1; a + 1; x). (The paper's
-    asymptotic form needs x ≪ a, not a ≪ x, and its exponent has −a instead of +a.)
-
-    Args:
-        dimension: P.
-        points: n.
-        radius: δ.
-        std: σ.
-
-    Returns:
-        The natural logarithm of the bound.
-    """
-    a = np.asarray(dimension, dtype=float) / 2
-    x = np.exp(np.log(points) / a) * np.asarray(radius, dtype=float) ** 2 / (2 * std**2)
-    x, a = np.broadcast_arrays(x, a)
-    small = x < a + 1
-    with np.errstate(all="ignore"):
-        below = a * np.log(x) - x - special.gammaln(a + 1)
-        below = below + np.log(special.hyp1f1(1.0, a + 1, np.where(small, x, 0.0)))
-        above = np.log(special.gammainc(a, x))
-    result: Array = np.where(small, below, above)
-    return result
-
-
-def far_apart(dimension: int, points: int, distance: float, std: float) -> float:
-    """Bound from below the probability that n draws of N(μ_i, σ²I) are pairwise far apart.
-
-    The bound holds for any centers μ_i. For iterates, σ is the standard deviation of the noise of
-    one step per direction, α·√(σ²/B).
-
-    Args:
-        dimension: P.
-        points: n.
-        distance: Minimum distance between any two draws.
-        std: σ.
-
-    Returns:
-        A lower bound on the probability.
-    """
-    earlier = np.arange(1, points)
-    log_each = log_ball_probability(dimension, earlier, distance, std)
-    return float(max(0.0, 1 - np.exp(special.logsumexp(log_each)))) if points > 1 else 1.0
-
-
-def regret_bound(
-    squared_distance: float, rate: float, steps: int, noise: float, smoothness: float
-) -> float:
-    """Bound the expected excess loss of the mean of w_1, …, w_T: ‖w_0 − w*‖²/(2αT) + ασ².
-
-    The bound holds for any convex loss with a β-Lipschitz gradient if α ≤ 1/β.
-
-    Args:
-        squared_distance: ‖w_0 − w*‖².
-        rate: α.
-        steps: T.
-        noise: σ² of the whole gradient, the trace of its covariance.
-        smoothness: β.
-
-    Returns:
-        The bound.
 
     Raises:
-        ValueError: If α > 1/β.
+        ValueError: If the iterate diverges beyond the range of floating-point numbers.
     """
-    if not 0 < rate * smoothness <= 1:
-        raise ValueError(
-            f"rate must be positive and at most 1/β = {1 / smoothness:g}, got {rate:g}."
-        )
-    return squared_distance / (2 * rate * steps) + rate * noise
+    here = _final(model, [segment])
+    size = len(here.offset)
+    mean = np.einsum("ijk,jk->ik", here.matrix, _start(model, size)) + here.offset
+    step = _one_step(model, segment, size, model.dampening)
+    squares: Array = np.array([_moved(mean, here, step, int(k)) for k in np.ravel(steps)])
+    check_finite(model, [segment], squares)
+    return (squares @ model.spectrum.counts).reshape(np.shape(steps))
 
 
-def best_rate(smoothness: float, std: float, steps: int, distance: float) -> float:
-    """Compute the learning rate (β + σ√T/D)⁻¹, which is optimal up to constants.
+def _moved(mean: Array, here: _Transition, step: _Transition, number: int) -> Array:
+    """Return E(w_(n+k) − w_n)² per direction, from the state at step n."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        later = _repeat(step, number)
+        change = _power_minus_one(step.matrix, number)[0]
+        moved = np.einsum("jk,jk->k", change, mean) + later.offset[0]
+        spread = np.einsum("ik,ijk,jk->k", change, here.covariance, change)
+        squares: Array = moved**2 + spread + later.covariance[0, 0]
+    return squares
 
-    With it, :func:`regret_bound` is at most βD²/2T + 1.5·σD/√T.
 
-    Args:
-        smoothness: β.
-        std: σ, the standard deviation of the whole gradient.
-        steps: T.
-        distance: D = ‖w_0 − w*‖.
-
-    Returns:
-        The learning rate.
-    """
-    return float(1 / (smoothness + std * np.sqrt(steps) / distance))
+def _power_minus_one(matrix: Array, number: int) -> Array:
+    """Compute Aᵏ − 1 by doubling. Small changes keep their precision."""
+    change = matrix - _identity(len(matrix), matrix.shape[-1]).matrix
+    result: Array = np.zeros_like(matrix)
+    while number:
+        if number % 2:
+            result = np.einsum("ijk,jlk->ilk", result, change) + result + change
+        change = np.einsum("ijk,jlk->ilk", change, change) + 2 * change
+        number //= 2
+    return result

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from gadam.theory.model import Quadratic, Segment, as_segments, check_sampling
 from gadam.theory.noise import NoiseDraw
-from gadam.theory.predict import Quadratic, Segment, as_segments, check_sampling
+from gadam.theory.predict import check_finite
 from gadam.theory.spectrum import Array
 
 __all__ = ["Simulation", "simulate", "simulate_dependent"]
@@ -107,6 +108,9 @@ def simulate(
     Returns:
         The final points and the recorded values.
 
+    Raises:
+        ValueError: If the iterate diverges beyond the range of floating-point numbers.
+
     Example:
         >>> from gadam.theory.spectrum import Spectrum
         >>> model = Quadratic(Spectrum([1.0], counts=[50]), noise=1.0)
@@ -133,7 +137,9 @@ def simulate(
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     workers = threads or cores or 1
     with ThreadPoolExecutor(workers) as pool:
-        return _join_directions(list(pool.map(run_block, range(len(blocks)))), sampling)
+        found = _join_directions(list(pool.map(run_block, range(len(blocks)))), sampling)
+    check_finite(model, steps, found.last)
+    return found
 
 
 def simulate_dependent(
@@ -166,6 +172,9 @@ def simulate_dependent(
 
     Returns:
         The final points and the recorded values.
+
+    Raises:
+        ValueError: If the iterate diverges beyond the range of floating-point numbers.
     """
     steps = as_segments(segments)
     sampling = _sampling(steps, replicas, first, every, decay, record)
@@ -179,6 +188,7 @@ def simulate_dependent(
 
         block = _descend(model, steps, direction, at, sampling, 1, dtype, unit_noise=False)
         results.append(_join_directions([block], sampling))
+    check_finite(model, steps, *(result.last for result in results))
     return _join_replicas(results)
 
 
@@ -201,6 +211,7 @@ class _Block:
     losses: Array
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def _descend(
     model: Quadratic,
     segments: list[Segment],
@@ -219,7 +230,7 @@ def _descend(
     lam, minimum = per_direction(model.spectrum.eigenvalues), per_direction(model.minimum)
     w = np.tile(per_direction(model.start), (replicas, 1))
     total, moving = np.zeros_like(w), np.zeros_like(w)
-    scratch, count, step = np.empty_like(w), 0, 0
+    scratch, gradient, count, step = np.empty_like(w), np.empty_like(w), 0, 0
     row = {s: i for i, s in enumerate(sampling.record)}
     squares: Array = np.full((len(POINTS), len(row), replicas), np.nan)
     losses = squares.copy()
@@ -232,18 +243,29 @@ def _descend(
             "ema": moving / weight if count and sampling.decay is not None else None,
         }
 
+    slope = per_direction(model.slope)
+    pull = per_direction(model.spectrum.eigenvalues * model.minimum)
+    moves = bool(pull.any())
+    initial = 0.0 if model.buffer is None else model.buffer
+    buffer = np.tile(per_direction(initial), (replicas, 1)) if model.momentum else w
+    dampened = 0.0 if model.undampened_start else model.dampening
     for segment in segments:
-        q = per_direction(1 - segment.rate * model.contraction)
-        drift = per_direction(segment.rate * model.contraction * model.settling_point)
-        moves = bool(drift.any())
-        spread = np.sqrt(model.noise / segment.batch_size) if unit_noise else 1.0
-        scale = per_direction(segment.rate * model.gradient_scale * spread)
+        spread = per_direction(np.sqrt(model.noise / segment.batch_size)) if unit_noise else 1.0
+        alpha = per_direction(segment.rate * model.gradient_scale)
         for _ in range(segment.steps):
-            np.multiply(draw(w), scale, out=scratch)
-            w *= q
-            w -= scratch
+            np.multiply(draw(w), spread, out=gradient)
+            gradient += np.multiply(slope, w, out=scratch)
             if moves:
-                w += drift
+                gradient -= pull
+            update = gradient
+            if model.momentum:
+                buffer *= model.momentum
+                buffer += (1 - dampened) * gradient
+                dampened = model.dampening
+                update = gradient + model.momentum * buffer if model.nesterov else buffer
+            if model.decay:
+                w *= 1 - segment.rate * model.decay
+            w -= np.multiply(alpha, update, out=scratch)
             step += 1
             if sampling.due(step):
                 count += 1
