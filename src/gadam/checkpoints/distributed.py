@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from typing_extensions import override
@@ -29,55 +28,9 @@ from gadam.checkpoints.formats import (
     TensorInfo,
     is_training_state,
 )
+from gadam.runs.sharded import Reader, quiet
 
 __all__ = ["DistributedFolder"]
-
-# All that the metadata of a folder consists of. A pickle can name any function.
-_METADATA = "torch.distributed.checkpoint.metadata"
-_ALLOWED = {
-    **dict.fromkeys(
-        (
-            "BytesStorageMetadata",
-            "ChunkStorageMetadata",
-            "Metadata",
-            "MetadataIndex",
-            "StorageMeta",
-            "TensorProperties",
-            "TensorStorageMetadata",
-            "_MEM_FORMAT_ENCODING",
-        ),
-        _METADATA,
-    ),
-    "_StorageInfo": "torch.distributed.checkpoint.filesystem",
-    "_get_layout": "torch.serialization",
-    "Size": "torch",
-    **dict.fromkeys(("Path", "PosixPath", "PurePosixPath"), "pathlib"),
-}
-
-
-class _MetadataUnpickler(pickle.Unpickler):
-    @override
-    def find_class(self, module: str, name: str) -> Any:
-        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        if is_dtype or _ALLOWED.get(name) == module.replace("pathlib._local", "pathlib"):
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"it refers to {module}.{name}")
-
-
-class _Reader(FileSystemReader):
-    """Reads the metadata once, and runs no code from it."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        with open(folder / ".metadata", "rb") as file:
-            self.metadata: Metadata = _MetadataUnpickler(file).load()
-
-    @override
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        if self.metadata.storage_meta is not None:
-            self.metadata.storage_meta.load_id = self.load_id
-        return self.metadata
-
 
 class _Planner(DefaultSavePlanner):
     """Saves tensors that are computed when they are written."""
@@ -108,7 +61,7 @@ class DistributedFolder(Checkpoint):
         self.path = path
         self.files = tuple(sorted(path.glob("*.distcp")))
         try:
-            self._reader = _Reader(path)
+            self._reader = Reader(path)
             entries = self._reader.metadata.state_dict_metadata
             # Keys from the outside in. A flat dict has none.
             places: dict[str, tuple[Any, ...]] = {
@@ -142,7 +95,7 @@ class DistributedFolder(Checkpoint):
                 known.clear()
                 info = self.tensors[name]
                 known[name] = torch.empty(info.shape, dtype=info.dtype)
-                with _one_process():
+                with quiet():
                     load({name: known[name]}, storage_reader=self._reader)
             return known[name].view(-1)[start:stop]
 
@@ -165,16 +118,9 @@ class DistributedFolder(Checkpoint):
             inner[place[-1]] = torch.empty(shape, dtype=dtype, device="meta")
         # A file per tensor, because the writer holds a whole file in memory.
         writer = FileSystemWriter(target, single_file_per_rank=False)
-        with _one_process():
+        with quiet():
             save(state, storage_writer=writer, planner=_Planner(compute))
         (target / PROVENANCE).write_text(provenance)
-
-
-@contextmanager
-def _one_process() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is ")
-        yield
 
 
 def _info(entry: TensorStorageMetadata) -> TensorInfo:

@@ -22,7 +22,7 @@ Order: TypeAlias = Literal["steps", "given"]
 # What the number in a name counts, the most exact word first.
 _WORDS = ("step", "iter", "checkpoint", "ckpt", "epoch")
 _NUMBER = re.compile(r"\d+")
-_HASHED = re.compile(r"((?:checkpoint|iterate)-\d{6})-[0-9a-f]{16}(?=\.pt$)")  # of gadam's runs
+_HASHED = re.compile(r"((?:checkpoint|iterate)-\d{6})-[0-9a-f]{16}(?=\.(?:pt|dcp)$)")  # of gadam's
 _BLOCK = re.compile(r"\d{12,}-\d{12,}\.safetensors(\.\d+)?")  # of gadam.BlockAverages
 
 
@@ -81,7 +81,7 @@ def _inside(path: Path) -> list[Path]:
         return [path]
     if (path / "run.json").is_file():
         kept = sorted((path / "iterates").glob("iterate-*.pt")) or sorted(
-            path.glob("checkpoint-*.pt")
+            (*path.glob("checkpoint-*.pt"), *path.glob("checkpoint-*.dcp"))
         )
         if not kept:
             raise CheckpointError(

@@ -23,6 +23,7 @@ __all__ = [
     "read_json",
     "read_regular_file",
     "sha256",
+    "sync_folder",
     "to_json",
     "write_atomically",
     "write_json",
@@ -59,14 +60,19 @@ def write_atomically(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except OSError as error:
         with suppress(OSError):
             temporary.unlink()
         raise RunError(explain_os_error(error, path)) from error
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Make sure that the names in a folder survive a power failure.
+
+    Args:
+        folder: The folder.
+    """
     if os.name == "posix":
         descriptor = os.open(folder, os.O_RDONLY)
         try:

@@ -4,6 +4,7 @@
 `run.json`                              the recipe, the seed, versions and machine
 `epochs.jsonl`                          one line of JSON per epoch, chained by hashes
 `checkpoint-<epochs>-<hash>.pt`         the last two checkpoints; the hash is of the content
+`checkpoint-<epochs>-<hash>.dcp/`       the same, of several processes (`sharded.py`)
 `iterates/iterate-<epochs>-<hash>.pt`   the weights after an epoch, if the recipe keeps them
 `result.json`                           how the run ended
 `manifest.json`                         the hashes of all of these; absent until the run has ended
@@ -24,6 +25,7 @@ import json
 import os
 import platform
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -57,8 +59,11 @@ __all__ = ["RunFolder", "State", "read_weights", "versions"]
 
 State: TypeAlias = dict[str, Any]  # a state dict, as torch.save takes it
 
+_SHARDED = ".dcp"
 _RECORD = ("run.json", "epochs.jsonl", "result.json", MANIFEST)
-_CHECKPOINT = re.compile(r"(checkpoint|iterate)-\d{6}-[0-9a-f]{16}\.pt")
+_CHECKPOINT = re.compile(
+    r"(checkpoint|iterate)-\d{6}-[0-9a-f]{16}\.pt|checkpoint-\d{6}(\+\d+)?-[0-9a-f]{16}\.dcp"
+)
 
 
 def versions() -> dict[str, str]:
@@ -70,11 +75,18 @@ def read_weights(path: Path) -> State | None:
     """Read a checkpoint or a kept iterate.
 
     Args:
-        path: The file; its name holds the hash of its content.
+        path: The file, or the folder of several processes. Its name holds the hash of its content.
 
     Returns:
         Its content, or None if it does not match the hash or cannot be read.
     """
+    if path.suffix == _SHARDED:
+        from gadam.runs import sharded
+
+        try:
+            return None if sharded.verify(path) else sharded.read(path)
+        except RunError:
+            return None
     try:
         content = read_regular_file(path)
         if sha256(content)[:16] != path.stem.split("-")[2]:
@@ -86,12 +98,21 @@ def read_weights(path: Path) -> State | None:
 
 
 def _saved(folder: Path, kind: str) -> list[Path]:
-    found = folder.glob(f"{kind}-*.pt")
-    return sorted(path for path in found if _CHECKPOINT.fullmatch(path.name))
+    found = folder.glob(f"{kind}-*")
+    return sorted(
+        (path for path in found if _CHECKPOINT.fullmatch(path.name)),
+        key=lambda path: (_progress(path), path.name),
+    )
+
+
+def _progress(path: Path) -> tuple[int, int]:
+    """Return the epochs done, and the steps of the next one."""
+    epochs, _, steps = path.stem.split("-")[1].partition("+")
+    return int(epochs), int(steps or 0)
 
 
 def _epochs(path: Path) -> int:
-    return int(path.stem.split("-")[1])
+    return _progress(path)[0]
 
 
 @dataclass(frozen=True)
@@ -99,12 +120,20 @@ class _Checkpoint:
     path: Path
     header: bytes  # the content of run.json; empty in checkpoints of older versions
     history: list[EpochRecord]
-    state: State
+    state: State  # without the tensors if several processes wrote it
 
     @classmethod
     def read(cls, path: Path) -> _Checkpoint | None:
         """Return the checkpoint, or None if it is damaged or has no complete record."""
-        state = read_weights(path)
+        if path.suffix == _SHARDED:
+            from gadam.runs import sharded
+
+            try:
+                state = None if sharded.verify(path) else sharded.read_rest(path)
+            except RunError:
+                state = None
+        else:
+            state = read_weights(path)
         if state is None:
             return None
         try:
@@ -182,6 +211,8 @@ class RunFolder:
         with lock.locked(self.folder):
             for place in ("", "iterates", "predictions"):
                 lock.remove_temporary_files(self.folder / place)
+            for unfinished in self.folder.glob(f".checkpoint-*{_SHARDED}.*"):
+                shutil.rmtree(unfinished, ignore_errors=True)
             self._is_locked = True
             try:
                 yield
@@ -454,12 +485,28 @@ class RunFolder:
             epochs: Epochs done.
             state: What to restore.
         """
+        self._write_weights("checkpoint", epochs, {**state, **self.record()})
+        self.remove_older((epochs, 0))
+
+    def record(self) -> State:
+        """Return what every checkpoint holds beside the state: the header and the record so far."""
         lines = json.dumps([json.loads(to_json(record.to_dict())) for record in self.history])
-        content = {**state, "header": self._header.decode(), "lines": lines}
-        self._write_weights("checkpoint", epochs, content)
-        older = [p for p in self._checkpoints() if _epochs(p) < epochs]
+        return {"header": self._header.decode(), "lines": lines}
+
+    def remove_older(self, progress: tuple[int, int]) -> None:
+        """Remove all checkpoints before this one, except the last of them.
+
+        Args:
+            progress: The epochs that it has done, and the steps of the next epoch.
+        """
+        older = [path for path in self._checkpoints() if _progress(path) < progress]
         for old in older[1:]:
-            old.unlink(missing_ok=True)
+            if old.suffix == _SHARDED:
+                from gadam.runs import sharded
+
+                sharded.remove(old)
+            else:
+                old.unlink(missing_ok=True)
 
     def keep_iterate(self, epochs: int, weights: State, last: int) -> None:
         """Keep the weights after an epoch, and drop those older than the last ones.
@@ -497,17 +544,31 @@ class RunFolder:
         Returns:
             The epochs done and the state after them, or (0, None) if there is no checkpoint.
             Damaged checkpoints are set aside and named in :attr:`damaged`.
+
+        Raises:
+            RunError: The checkpoint cannot be read.
         """
+        done, checkpoint = self._resume()
+        if checkpoint is None or checkpoint.path.suffix != _SHARDED:
+            return done, checkpoint.state if checkpoint is not None else None
+        from gadam.runs import sharded
+
+        return done, sharded.read(checkpoint.path)
+
+    def find_checkpoint(self) -> tuple[int, Path | None]:
+        """Do the same as :meth:`load`, but return where the checkpoint is."""
+        done, checkpoint = self._resume()
+        return done, checkpoint.path if checkpoint is not None else None
+
+    def _resume(self) -> tuple[int, _Checkpoint | None]:
         assert self._is_locked, "another process may be writing"
         assert self._header, "begin() has not been called"
         (self.folder / "failure.json").unlink(missing_ok=True)
-        done, state = 0, None
-        if self._checkpoint is not None:
-            done, state = len(self._checkpoint.history), self._checkpoint.state
-            self._checkpoint = None  # it can be large
+        checkpoint, self._checkpoint = self._checkpoint, None  # it can be large
+        done = len(checkpoint.history) if checkpoint is not None else 0
         self._restore_epochs()
         self._forget_iterates(after=done)
-        return done, state
+        return done, checkpoint
 
     def final_state(self) -> tuple[str, State]:
         """Return the name and content of a finished run's last checkpoint, without side effects."""
@@ -550,6 +611,12 @@ class RunFolder:
         }
         last = [path for path in self._checkpoints() if _epochs(path) == result.epochs]
         for path in (*last, *self.iterates().values()):
+            if path.suffix == _SHARDED:
+                listing = path / MANIFEST  # which lists the others
+                files[listing.relative_to(self.folder).as_posix()] = FileHash.of(
+                    read_regular_file(listing)
+                )
+                continue
             name = path.relative_to(self.folder).as_posix()
             found = self._hashes.get(name) or self._hash_weights(path)
             if found is not None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +45,10 @@ __all__ = [
 
 NAME = "manifest.json"
 _SMALL = ("run.json", "epochs.jsonl", "result.json")
-_WEIGHTS = re.compile(r"(checkpoint|iterates/iterate)-\d{6}-[0-9a-f]{16}\.pt")
+_WEIGHTS = re.compile(
+    r"(checkpoint|iterates/iterate)-\d{6}-[0-9a-f]{16}\.pt"
+    r"|checkpoint-\d{6}-[0-9a-f]{16}\.dcp/manifest\.json"
+)
 
 State: TypeAlias = Literal["finished", "unverified", "unfinished"]
 
@@ -152,6 +156,8 @@ def drop_weights(folder: Path) -> None:
     write_manifest(folder, files)
     for path in folder.glob("checkpoint-*.pt"):
         path.unlink(missing_ok=True)
+    for path in folder.glob("checkpoint-*.dcp"):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def check_run(folder: Path, *, weights: bool = False) -> RunCheck:
@@ -199,6 +205,11 @@ def _check_manifest(folder: Path, weights: bool) -> Iterator[Problem]:
         if path.is_file():
             if not _matches(path, expected, weights or is_small):
                 yield Problem(path, f"does not match {NAME}: it was changed after the run finished")
+            elif weights and path.parent.suffix == ".dcp":
+                from gadam.runs import sharded
+
+                if problem := sharded.verify(path.parent):
+                    yield Problem(path.parent, problem)
         elif weights or is_small:
             yield Problem(path, f"is missing, but {NAME} lists it")
 

@@ -13,6 +13,7 @@ from gadam._dtensor import is_dtensor
 from gadam.runs.folder import RunFolder, State
 from gadam.runs.recipe import Recipe
 from gadam.runs.record import EpochRecord, RunResult
+from gadam.train import sharded_checkpoint
 from gadam.train.distributed import Ranks
 
 __all__ = ["Journal", "whole_state"]
@@ -25,7 +26,7 @@ class Journal:
     raise an error.
 
     Args:
-        folder: The run's folder.
+        folder: The run's folder, on storage that all ranks share.
         recipe: What to train.
         seed: The run's seed.
         ranks: The processes that train it.
@@ -50,6 +51,9 @@ class Journal:
         self.path, self.recipe, self.seed, self.ranks = Path(folder), recipe, seed, ranks
         self._on_notice, self._asynchronous = on_notice, asynchronous
         self._run: RunFolder | None = None
+        self._saver: sharded_checkpoint.Saver | None = None
+        if ranks.is_distributed:
+            self._saver = sharded_checkpoint.Saver(ranks, self.path, asynchronous=asynchronous)
 
         def open_folder() -> None:
             self._run = RunFolder(
@@ -92,9 +96,15 @@ class Journal:
             model: The model to load it into.
             optimizer: The model's optimizer.
         """
-        found = self.ranks.first(lambda: self._folder.load())
+        if not self.ranks.is_distributed:
+            found = self._folder.load()
+            self._tell()
+            return found
+        done, path = self.ranks.first(lambda: self._folder.find_checkpoint())
         self._tell()
-        return found
+        if path is None:
+            return done, None
+        return done, sharded_checkpoint.load(path, model, optimizer, self.ranks)
 
     def first_epoch(self) -> EpochRecord | None:
         """Return the record of the first epoch, if there is one."""
@@ -126,7 +136,16 @@ class Journal:
             state: What to restore.
             steps: Steps done of the next epoch.
         """
-        self.ranks.first(lambda: self._folder.save(epochs, state))
+        if self._saver is None:
+            self._folder.save(epochs, state)
+            return
+        name = f"checkpoint-{epochs:06d}" + (f"+{steps:09d}" if steps else "")
+        record = self._folder.record() if self.ranks.is_first else {}
+
+        def commit(path: Path) -> None:
+            self._folder.remove_older((epochs, steps))
+
+        self._saver.save(name, state, record, commit)
 
     def finish(self, result: Callable[[list[EpochRecord]], RunResult]) -> RunResult:
         """Record how the run ended.
@@ -134,6 +153,8 @@ class Journal:
         Args:
             result: Returns it, from the record.
         """
+        if self._saver is not None:
+            self._saver.wait()
 
         def finish() -> RunResult:
             found = result(self._folder.history)
@@ -154,7 +175,9 @@ class Journal:
             self._run.fail(reason)
 
     def close(self) -> None:
-        """Wait for a checkpoint that is being written. Not collective."""
+        """Stop writing. Not collective."""
+        if self._saver is not None:
+            self._saver.close()
 
     def _tell(self) -> None:
         while self._run is not None and self._run.damaged:
