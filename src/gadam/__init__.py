@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gadam.optim import Gadam, GadamX, Padam, PadamW, backends
     from gadam.optim.lookahead import Lookahead
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "EMA",
