@@ -18,7 +18,7 @@ from gadam.runs.files import Document, Json
 from gadam.runs.record import POINTS, RunResult
 from gadam.runs.summary import SeedMean
 from gadam.runs.verdict import verdicts
-from tools import RESULTS, ROOT, evidence
+from tools import RESULTS, ROOT, evidence, reproduction
 
 PAGES = (
     "README.md",
@@ -29,6 +29,7 @@ PAGES = (
     "docs/language.md",
     "docs/performance.md",
     "docs/records.md",
+    "docs/reproducing.md",
     "docs/theory.md",
 )
 
@@ -430,6 +431,8 @@ def _read_files(name: str) -> dict[str, Json]:
 # ------------------------------------------------------------------------------------------ pages
 
 TABLES: dict[str, Callable[[], str]] = {
+    "experiments": reproduction.index,
+    "reproduced": reproduction.results,
     "step-time": step_time,
     "compare": lambda: compare("compare", answer=True),
     "fig2c": lambda: compare("fig2c"),

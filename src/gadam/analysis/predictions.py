@@ -67,7 +67,7 @@ class Diversity:
 
     Attributes:
         kl: The symmetrized Kullback-Leibler divergence ½ Σ (p log p/q + q log q/p), in nats.
-        total_variation: ½ Σ |p − q|, between 0 (identical) and 1.
+        total_variation: ``½ Σ |p − q|``, between 0 (identical) and 1.
         disagreement: Fraction of the examples where the most probable classes differ.
         squared_distance: Σ (p − q)², the squared L2 distance.
         examples: Number of examples.
