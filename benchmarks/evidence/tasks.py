@@ -42,7 +42,7 @@ class Workload:
     minutes: float
     methods: tuple[str, ...]
     decays: tuple[int, ...] = (0, 1, -1)
-    extra: int = 6
+    extra: int = 8
     seeds: tuple[int, ...] = (1, 2, 3, 4, 5)
     refresh: int = 8
     test: int | None = None

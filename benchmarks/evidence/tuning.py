@@ -2,8 +2,10 @@
 
 Every method starts with a grid of learning rates and weight decays on seed 0. The best setting of a
 grid counts only if all four of its neighbors are measured too. Otherwise they are next, so a grid
-grows where its best setting is at an edge. Then each method's own knob is tried, and the best
-settings run on fresh seeds. A method is finished before the next one begins.
+grows where its best setting is at an edge. The same goes for other settings that are nearly as good
+and better than all of their neighbors: with noisy labels, a rate so low that little is memorized is
+one optimum, and a high rate with a strong decay is another. Then each method's own knob is tried,
+and the best settings run on fresh seeds. A method is finished before the next one begins.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ __all__ = [
 ]
 
 AVERAGE = "average"  # the best of all averages of a run
+NEAR = 0.04  # of the best metric: how far behind another optimum may be to be explored
 Target = tuple[str, str]  # the schedule of a record and a point, tuned on their own
 
 
@@ -164,13 +167,33 @@ def _to_tune(workload: Workload, method: str, records: list[Record]) -> list[Kno
     if missing:
         return missing
     # The own knob comes last: until then, only its default counts.
-    chosen = _chosen(workload, method, [r for r in tuned if r.trial.knobs.beta == default])
-    around = dict.fromkeys(n for knobs in chosen for n in _neighbors(knobs) if n not in done)
+    of_default = [record for record in tuned if record.trial.knobs.beta == default]
+    chosen = _chosen(workload, method, of_default)
+    promising = [*chosen, *_other_optima(workload, method, of_default)]
+    around = dict.fromkeys(n for knobs in promising for n in _neighbors(knobs) if n not in done)
     extra = len([knobs for knobs in done if knobs not in grid and knobs.beta == default])
     if around and extra < workload.extra:
         return [*around][: workload.extra - extra]
     own = [replace(chosen[0], beta=beta) for beta in others]
     return [knobs for knobs in own if knobs not in done]
+
+
+def _other_optima(workload: Workload, method: str, records: list[Record]) -> list[Knobs]:
+    """Return settings near the best metric that no measured neighbor beats, the best first."""
+    found: dict[Knobs, float] = {}
+    for schedule, point in targets(method):
+        recorded = f"{method.split()[0]} {schedule}".strip()
+        scores = {
+            record.trial.knobs: score(record, point, workload.mode)
+            for record in records
+            if record.trial.method == recorded
+        }
+        top = max(scores.values(), default=-math.inf)
+        for knobs, value in scores.items():
+            around = [scores[n] for n in _neighbors(knobs) if n in scores]
+            if value >= max(around, default=value) and top - value <= NEAR * abs(top):
+                found[knobs] = max(value - top, found.get(knobs, -math.inf))
+    return sorted(found, key=found.__getitem__, reverse=True)
 
 
 def _neighbors(knobs: Knobs) -> Iterator[Knobs]:

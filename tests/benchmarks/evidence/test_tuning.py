@@ -75,6 +75,19 @@ def test_a_best_setting_at_an_edge_extends_the_grid(method: str) -> None:
     assert sorted(trial.seed for trial in final) == [1, 2, 3, 4, 5]
 
 
+def test_a_second_optimum_is_explored() -> None:
+    """A broad peak inside of the grid does not hide a higher one beyond its edge."""
+    task = workload("adamw cosine")
+    lr, decay = task.centers["adamw"]
+    low, high = Knobs(level(lr, -1), decay), Knobs(level(lr, 2), level(decay, 2))
+    records: list[Record] = []
+    while trials := pending(task, records):
+        (near,), (far,) = (simulated(trials[0], peak) for peak in (low, high))
+        metrics = [40 + near.final(OWN) / 5, 41 + far.final(OWN) / 5]
+        records.append(replace(near, validation={OWN: [(10, max(metrics), 1.0)]}))
+    assert tuning.best(records, "adamw cosine", ("cosine", OWN), "max") == high
+
+
 def test_an_endless_slope_stops() -> None:
     records = run_all(workload("sgd cosine"), Knobs(1e9, 1e9))
     assert len([r for r in records if r.trial.seed == 0]) == 9 + 10
