@@ -143,7 +143,7 @@ _ALL = (
         "Fashion-MNIST, 30 % of the labels redrawn",
         IMAGE_CENTERS,
         0.45,
-        (*WITH_ALL, "muon held", "schedule-free-sgd"),
+        (*WITH_ALL, "schedule-free-sgd"),
         extra=10,
         chance=10.0,
     ),
@@ -164,7 +164,7 @@ _ALL = (
         "Fashion-MNIST",
         IMAGE_CENTERS,
         0.45,
-        WITH_SWA,
+        STRONGEST,
         chance=10.0,
     ),
     Workload(

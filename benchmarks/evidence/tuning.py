@@ -213,7 +213,7 @@ def expected_runs(workload: Workload, records: list[Record]) -> float:
     runs = 0.0
     for method in workload.methods:
         base = method.split()[0]
-        usual = min(3, workload.extra) + len(OWN_KNOB.get(base, (0,))) - 1  # beyond the grid
+        usual = min(4, workload.extra) + len(OWN_KNOB.get(base, (0,))) - 1  # beyond the grid
         first = 3 * len(workload.decays)
         tuned = {r.trial.knobs for r in records if r.trial.method == method and r.trial.seed == 0}
         final = [r for r in records if r.trial.method == method and r.trial.seed > 0]
