@@ -7,7 +7,7 @@ Each piece of advice states its caveats.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -15,7 +15,8 @@ from numpy.typing import ArrayLike
 from scipy import optimize
 
 from gadam import schedule
-from gadam.theory.predict import Quadratic, Segment, average, last_iterate
+from gadam.theory.model import Quadratic, Segment
+from gadam.theory.predict import average, last_iterate
 from gadam.theory.spectrum import Array, Spectrum, power_law
 
 __all__ = ["Advice", "CurveAdvice", "from_curve", "from_measurements", "plan"]
@@ -57,7 +58,14 @@ class Advice:
 
 
 def plan(
-    model: Quadratic, rate: float, steps: int, batch_size: float = 1.0, slack: float = 0.05
+    model: Quadratic,
+    rate: float,
+    steps: int,
+    batch_size: float = 1.0,
+    slack: float = 0.05,
+    *,
+    epoch: int | None = None,
+    reshuffled: float = 1.0,
 ) -> Advice:
     """Find the best T_avg and stride under the model.
 
@@ -67,6 +75,8 @@ def plan(
         steps: n.
         batch_size: B.
         slack: Relative increase of the loss that a longer stride may cause.
+        epoch: Steps per epoch, if each example is drawn once per epoch. See :class:`Segment`.
+        reshuffled: The share of the noise that is drawn without replacement.
 
     Returns:
         The advice.
@@ -87,7 +97,7 @@ def plan(
         )
     if steps < 2:
         raise ValueError(f"steps must be at least 2, got {steps}.")
-    segment = Segment(steps, rate, batch_size)
+    segment = Segment(steps, rate, batch_size, epoch, reshuffled)
 
     def loss(first: int, every: int = 1) -> float:
         return average(model, segment, first, every).loss
@@ -109,15 +119,31 @@ def plan(
 def _decayed_loss(model: Quadratic, segment: Segment, pieces: int = 40) -> float:
     """Approximate the paper's linear schedule by constant pieces."""
     edges = np.round(np.linspace(0, segment.steps, pieces + 1)).astype(int)
+    if segment.epoch:  # each piece starts with an epoch
+        edges = np.unique([*(edges // segment.epoch * segment.epoch), segment.steps])
     segments = []
     for a, b in pairwise(edges):
         factor = schedule.linear((a + b) / 2, segment.steps)
-        segments.append(Segment(int(b - a), segment.rate * factor, segment.batch_size))
+        segments.append(replace(segment, steps=int(b - a), rate=segment.rate * factor))
     return last_iterate(model, segments).loss
 
 
 def _cautions(model: Quadratic, segment: Segment, last: float, averaged: float) -> tuple[str, ...]:
-    found = ["The model is a quadratic with the same noise in all directions and at all points."]
+    same = bool(np.ptp(model.noise) <= 1e-9 * model.noise.max())
+    found = [
+        "The model is a quadratic with the same noise in all directions and at all points. Real "
+        "noise is larger where the loss is more curved, so its predictions of the average can be "
+        "wrong by a factor of five. Measure the noise per direction."
+        if same
+        else "The model is a quadratic with the noise that was measured in each direction, and "
+        "that is the same at all points."
+    ]
+    if model.spectrum.negative:
+        share = model.spectrum.negative / (model.spectrum.dimension + model.spectrum.negative)
+        found.append(
+            f"{100 * share:.2g}% of the directions have negative curvature. The model leaves them "
+            "out."
+        )
     sharpest = segment.rate * model.contraction.max()
     if sharpest > 1:
         found.append(
@@ -141,24 +167,50 @@ def _cautions(model: Quadratic, segment: Segment, last: float, averaged: float) 
 def from_measurements(
     *,
     parameters: int,
-    noise_trace: float,
+    noise_trace: float | None = None,
     spectrum: Spectrum | None = None,
     hessian_trace: float | None = None,
     largest_eigenvalue: float | None = None,
-    excess_loss: float,
+    excess_loss: float | None = None,
+    noise: ArrayLike | None = None,
+    gradient: ArrayLike | None = None,
+    position: ArrayLike | None = None,
+    velocity: ArrayLike | None = None,
+    weight_decay: float = 0.0,
+    momentum: float = 0.0,
+    dampening: float = 0.0,
+    nesterov: bool = False,
+    decoupled: bool = True,
 ) -> Quadratic:
     """Build the quadratic that matches measurements of a network.
 
+    Measure noise and slope per direction if you can: :func:`gadam.analysis.measure_directions`
+    returns ``spectrum``, ``noise``, ``gradient``, ``position`` and ``velocity``. With equal noise
+    in all directions, the predicted loss of the average is often wrong by a factor of two to five.
+
     Args:
         parameters: P.
-        noise_trace: Trace of the covariance of the gradient of one example.
+        noise_trace: Trace of the covariance of the gradient of one example. The noise is the same
+            in all directions. Pass either this or ``noise``.
         spectrum: Measured spectrum of the Hessian. If None, a power law is fitted to
             ``hessian_trace`` and ``largest_eigenvalue``.
         hessian_trace: Tr H.
         largest_eigenvalue: Largest eigenvalue of H.
         excess_loss: Loss at the start minus the minimum loss. The start is placed at the same
             distance from the minimum in all directions, which affects the best time to start
-            averaging.
+            averaging. Pass either this or ``gradient``.
+        noise: Variance of the gradient of one example, per direction of ``spectrum``.
+        gradient: Slope of the loss at the start, per direction of ``spectrum``. The distance to
+            the minimum is gradient/λ. Eigenvalues below 1e-6 of the largest are raised to that, so
+            that the minimum exists; over 10,000 steps, such directions are flat all the same.
+        position: Coordinate of the weights per direction, which weight decay shrinks. Needs
+            ``gradient``. By default, the minimum is at zero.
+        velocity: Momentum buffer per direction, to continue a run.
+        weight_decay: γ.
+        momentum: μ. For Adam, β₁.
+        dampening: τ. For Adam, β₁.
+        nesterov: Use Nesterov momentum.
+        decoupled: Decouple the weight decay from the gradient.
 
     Returns:
         The quadratic.
@@ -173,35 +225,80 @@ def from_measurements(
         ... )
         >>> round(model.spectrum.dimension), round(last_iterate(model, Segment(0, 0.1)).loss, 6)
         (10000, 1.5)
+        >>> model = from_measurements(
+        ...     parameters=3, spectrum=Spectrum([2.0, 0.1], counts=[1, 2]), noise=[4.0, 0.2],
+        ...     gradient=[1.0, 0.2],
+        ... )
+        >>> model.start.tolist()
+        [0.5, 2.0]
     """
     if spectrum is None:
-        if hessian_trace is None or largest_eigenvalue is None:
-            raise ValueError("Pass either spectrum, or both hessian_trace and largest_eigenvalue.")
-        ratio = hessian_trace / largest_eigenvalue
-        if not 1 < ratio < parameters:
-            raise ValueError(
-                f"hessian_trace must be between the largest eigenvalue ({largest_eigenvalue:g}) "
-                f"and P times it, got {hessian_trace:g}."
-            )
-        ranks = np.arange(1.0, parameters + 1)
-        exponent = optimize.brentq(lambda s: (ranks**-s).sum() - ratio, 0.0, 50.0)
-        spectrum = power_law(parameters, exponent, largest_eigenvalue, nodes=min(parameters, 500))
+        if noise is not None or gradient is not None:
+            raise ValueError("noise and gradient per direction need spectrum.")
+        spectrum = _fitted(parameters, hessian_trace, largest_eigenvalue)
     elif hessian_trace is not None or largest_eigenvalue is not None:
         raise ValueError(
             "Pass either spectrum, or hessian_trace and largest_eigenvalue, but not both."
         )
-    if not np.isclose(spectrum.dimension, parameters, rtol=0.05):
+    if (noise_trace is None) == (noise is None):
+        raise ValueError("Pass either noise_trace, or noise per direction.")
+    if (excess_loss is None) == (gradient is None):
+        raise ValueError("Pass either excess_loss, or gradient per direction.")
+    if position is not None and gradient is None:
+        raise ValueError("position needs gradient.")
+    if not np.isclose(spectrum.dimension + spectrum.negative, parameters, rtol=0.05):
         raise ValueError(
-            f"The spectrum has {spectrum.dimension:g} directions, "
+            f"The spectrum has {spectrum.dimension + spectrum.negative:g} directions, "
             f"but the network has {parameters} parameters."
         )
     total = float(spectrum.counts @ spectrum.eigenvalues)
-    if total <= 0 or excess_loss < 0 or noise_trace < 0:
+    if total <= 0 or (excess_loss or 0) < 0 or (noise_trace or 0) < 0:
         raise ValueError(
             "The Hessian trace must be positive, and noise_trace and excess_loss non-negative."
         )
-    start = np.sqrt(2 * excess_loss / total)
-    return Quadratic(spectrum, noise=noise_trace / parameters, start=start)
+    if excess_loss is not None:
+        start, minimum = np.full(len(spectrum.counts), np.sqrt(2 * excess_loss / total)), 0.0
+    else:
+        slopes = np.asarray(gradient, dtype=float)
+        if slopes.shape != spectrum.eigenvalues.shape:
+            raise ValueError(
+                f"gradient must have one value per eigenvalue ({len(spectrum.eigenvalues)}), got "
+                f"shape {slopes.shape}."
+            )
+        values = spectrum.eigenvalues
+        raised = np.where(slopes == 0, values, np.maximum(values, 1e-6 * values.max()))
+        spectrum = Spectrum(raised, spectrum.counts, spectrum.negative)
+        distance = np.divide(slopes, raised, out=np.zeros_like(raised), where=slopes != 0)
+        start = distance if position is None else np.asarray(position, dtype=float)
+        minimum = start - distance
+    each = noise_trace / parameters if noise_trace is not None else noise
+    return Quadratic(
+        spectrum,
+        noise=1.0 if each is None else each,
+        start=start,
+        minimum=minimum,
+        weight_decay=weight_decay,
+        momentum=momentum,
+        dampening=dampening,
+        nesterov=nesterov,
+        decoupled=decoupled,
+        buffer=velocity if momentum else None,
+    )
+
+
+def _fitted(parameters: int, trace: float | None, largest: float | None) -> Spectrum:
+    """Fit a power law to the trace and the largest eigenvalue."""
+    if trace is None or largest is None:
+        raise ValueError("Pass either spectrum, or both hessian_trace and largest_eigenvalue.")
+    ratio = trace / largest if largest > 0 else 0.0
+    if not 1 < ratio < parameters:
+        raise ValueError(
+            f"hessian_trace must be between the largest eigenvalue ({largest:g}) "
+            f"and P times it, got {trace:g}."
+        )
+    ranks = np.arange(1.0, parameters + 1)
+    exponent = optimize.brentq(lambda s: (ranks**-s).sum() - ratio, 0.0, 50.0)
+    return power_law(parameters, exponent, largest, nodes=min(parameters, 500))
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -23,6 +23,7 @@ class Spectrum:
     Args:
         eigenvalues: λ, all non-negative.
         counts: Number of directions per eigenvalue. Defaults to one each.
+        negative: Number of directions of negative curvature that were left out.
 
     Example:
         >>> spectrum = Spectrum([0.5, 2.0], counts=[90, 10])
@@ -32,8 +33,11 @@ class Spectrum:
 
     eigenvalues: Array
     counts: Array
+    negative: float
 
-    def __init__(self, eigenvalues: ArrayLike, counts: ArrayLike | None = None) -> None:
+    def __init__(
+        self, eigenvalues: ArrayLike, counts: ArrayLike | None = None, negative: float = 0.0
+    ) -> None:
         values = np.atleast_1d(np.asarray(eigenvalues, dtype=float))
         number = np.ones_like(values) if counts is None else np.asarray(counts, dtype=float)
         if values.ndim != 1 or not len(values) or not np.isfinite(values).all():
@@ -43,10 +47,13 @@ class Spectrum:
         if (values < 0).any():
             raise ValueError(
                 "The loss has no minimum along a direction with a negative eigenvalue "
-                f"(got {values.min():g}). Remove negative eigenvalues."
+                f"(got {values.min():g}). Use measured(), which handles negative eigenvalues."
             )
+        if not 0 <= negative < np.inf:
+            raise ValueError(f"negative must be a non-negative number, got {negative}.")
         object.__setattr__(self, "eigenvalues", values)
         object.__setattr__(self, "counts", number)
+        object.__setattr__(self, "negative", float(negative))
 
     @property
     def dimension(self) -> float:
@@ -154,26 +161,55 @@ def power_law(
     return Spectrum(largest * middle**-exponent, counts)
 
 
-def measured(nodes: ArrayLike, weights: ArrayLike, dimension: int) -> Spectrum:
+def measured(
+    nodes: ArrayLike,
+    weights: ArrayLike,
+    dimension: int,
+    *,
+    negative: Literal["drop", "flat"] = "drop",
+    round_off: float = 1e-5,
+) -> Spectrum:
     """Build a spectrum from a measured density, e.g. from stochastic Lanczos quadrature.
 
     Args:
-        nodes: Ritz values. Negative values are dropped, because the loss has no minimum along
-            those directions.
+        nodes: Ritz values. Values within ``round_off`` of zero, relative to the largest magnitude,
+            count as zero.
         weights: Weight of each node, up to a common factor.
         dimension: P.
+        negative: What to do with negative curvature, along which the loss has no minimum. "drop"
+            leaves these directions out, and reports their number as :attr:`Spectrum.negative`.
+            "flat" keeps all nodes, with an eigenvalue of zero for these. A Gauss-Newton matrix
+            (``Curvature(kind="ggn")``) has no negative curvature.
+        round_off: Relative size of rounding errors.
 
     Returns:
         The spectrum of the non-negative nodes.
 
+    Raises:
+        ValueError: If a value is invalid, or no direction is left.
+
     Example:
-        >>> measured([-0.1, 0.5, 2.0], [0.2, 0.6, 0.2], dimension=100).dimension
-        80.0
+        >>> spectrum = measured([-0.1, -1e-8, 0.5, 2.0], [0.2, 0.1, 0.5, 0.2], dimension=100)
+        >>> spectrum.eigenvalues.tolist(), spectrum.dimension, spectrum.negative
+        ([0.0, 0.5, 2.0], 80.0, 20.0)
     """
     values, share = np.asarray(nodes, dtype=float), np.asarray(weights, dtype=float)
     if values.shape != share.shape or not np.isfinite([values, share]).all() or (share < 0).any():
         raise ValueError(
             "nodes and weights must be finite and of equal length, and weights non-negative."
         )
-    kept = (values >= 0) & (share > 0)
-    return Spectrum(values[kept], dimension * share[kept] / share.sum())
+    if negative not in ("drop", "flat"):
+        raise ValueError(f"negative must be 'drop' or 'flat', got {negative!r}.")
+    if not share.sum() > 0:
+        raise ValueError("The weights must not all be zero.")
+    counts = dimension * share / share.sum()
+    values = np.where(np.abs(values) <= round_off * np.abs(values).max(), 0.0, values)
+    if negative == "flat":
+        return Spectrum(np.maximum(values, 0.0), np.maximum(counts, np.finfo(float).tiny))
+    below, kept = values < 0, (values >= 0) & (share > 0)
+    if not kept.any():
+        raise ValueError(
+            "All curvature is negative, so the loss has no minimum here. Measure the Gauss-Newton "
+            'matrix instead: Curvature(kind="ggn").'
+        )
+    return Spectrum(values[kept], counts[kept], float(counts[below].sum()))
