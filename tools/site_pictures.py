@@ -113,10 +113,10 @@ def shell() -> str:
         iterates.append(weights)
     averages = np.cumsum(iterates, axis=0) / np.arange(1, steps + 1)[:, None]
 
-    center, scale = (200.0, 190.0), 150 / expected
+    center, scale = (130.0, 140.0), 110 / expected
     picture = Picture(
-        640,
-        380,
+        480,
+        280,
         "Iterates of SGD stay on a shell around the minimum. Their average moves from the shell "
         "toward the minimum.",
     )
@@ -128,31 +128,36 @@ def shell() -> str:
     # All points are visible without animation, and for readers who prefer less motion.
     seconds = 8
     picture.style.append(
-        "@keyframes appear{0%{opacity:0}1%{opacity:1}100%{opacity:1}}"
-        "@media (prefers-reduced-motion:no-preference){.p{opacity:0;"
+        "@keyframes appear{0%{opacity:.15}1%{opacity:1}100%{opacity:1}}"
+        "@media (prefers-reduced-motion:no-preference){.p{opacity:.15;"
         f"animation:appear {seconds}s linear both}}}}"
     )
-    picture.circle(center, 150)
+    picture.circle(center, 110)
     for number in range(shown):
         step = (number + 1) * stride - 1
         delay = f' class="p" style="animation-delay:{number * seconds / shown:.1f}s"'
-        picture.dot(place(iterates[step]), ITERATE, 4, delay)
+        picture.dot(place(iterates[step]), ITERATE, 3.5, delay)
         picture.dot(place(averages[step]), AVERAGE, 3, delay)
     picture.line((center[0] - 6, center[1]), (center[0] + 6, center[1]), TEXT)
     picture.line((center[0], center[1] - 6), (center[0], center[1] + 6), TEXT)
     last = float(np.linalg.norm(iterates[-1])) / expected
     mean = float(np.linalg.norm(averages[-1])) / expected
-    picture.dot((400, 126), ITERATE)
-    picture.text((414, 131), "iterates, one in 20")
-    picture.dot((400, 156), AVERAGE)
-    picture.text((414, 161), "average of all iterates so far")
-    picture.line((392, 186), (408, 186), GRID, dashed=True)
-    picture.text((414, 191), "the shell, as predicted")
-    picture.text((392, 221), "+")
-    picture.text((414, 221), "the minimum")
-    picture.text((392, 261), f"After {steps:,} steps, the iterate is at")
-    picture.text((392, 281), f"{last:.2f} of the shell's radius, the")
-    picture.text((392, 301), f"average at {mean:.2f}.")
+    picture.dot((272, 56), ITERATE)
+    picture.text((286, 61), "iterates, one in 20")
+    picture.dot((272, 82), AVERAGE)
+    picture.text((286, 87), "average of all so far")
+    picture.line((264, 108), (280, 108), GRID, dashed=True)
+    picture.text((286, 113), "the shell, as predicted")
+    picture.text((266, 139), "+")
+    picture.text((286, 139), "the minimum")
+    words = (
+        f"After {steps:,} steps, the",
+        f"iterate is at {last:.2f} of the",
+        "shell's radius, and the",
+        f"average at {mean:.2f}.",
+    )
+    for number, line in enumerate(words):
+        picture.text((266, 179 + 20 * number), line)
     return picture.svg()
 
 
@@ -163,23 +168,23 @@ def start() -> str:
     last = _mean(summary["rows"][0]["iterate"])
     low, high = 66.0, 73.0
     picture = Picture(
-        640,
-        360,
+        480,
+        340,
         f"Test perplexity of the average by its start. From the beginning it is "
         f"{rows[0][1].mean:.1f}, from the middle {rows[3][1].mean:.1f}, and from three quarters "
         f"{rows[4][1].mean:.1f}. The last iterate has {last.mean:.1f}.",
     )
 
     def place(percent: float, value: float) -> Point:
-        return 70 + percent / 100 * 540, 300 - (value - low) / (high - low) * 260
+        return 40 + percent / 100 * 400, 280 - (value - low) / (high - low) * 240
 
     for tick in range(66, 74, 2):
         picture.line(place(0, tick), place(100, tick), "#868b9155")
-        picture.text((60, place(0, tick)[1] + 5), str(tick), "end")
+        picture.text((32, place(0, tick)[1] + 5), str(tick), "end")
     for tick in range(0, 101, 25):
-        picture.text((place(tick, low)[0], 322), f"{tick} %", "middle")
-    picture.text((340, 348), "start of the average, in % of the training", "middle")
-    picture.text((70, 24), "test perplexity (lower is better)")
+        picture.text((place(tick, low)[0], 302), f"{tick} %", "middle")
+    picture.text((250, 328), "start of the average, in % of the training", "middle")
+    picture.text((40, 24), "test perplexity (lower is better)")
     picture.line(place(0, last.mean), place(100, last.mean), ITERATE, dashed=True)
     picture.text((place(100, 0)[0], place(0, last.mean)[1] - 8), "last iterate", "end", ITERATE)
     picture.path([place(percent, mean.mean) for percent, mean in rows], AVERAGE)
@@ -202,16 +207,16 @@ def forest() -> str:
     words = []
     for label, gain in gains:
         words.append(f"{label} {gain.mean:+.2f} ± {gain.interval or 0:.2f}")
-    height = 138 + 30 * len(gains) + 20
+    height = 150 + 30 * len(gains) + 20
     picture = Picture(
-        640,
+        480,
         height,
         "Gain of averaging in points of test accuracy over the same optimizer with a decayed "
         "learning rate, with 95 % intervals: " + ", ".join(words) + ".",
     )
 
     def place(value: float) -> float:
-        return 340 + value / reach * 180
+        return 238 + value / reach * 120
 
     bottom = height - 50
     for tick in range(-6, 7, 2):
@@ -219,7 +224,7 @@ def forest() -> str:
             picture.line((place(tick), 40), (place(tick), bottom), "#868b9155")
         picture.text((place(tick), bottom + 20), f"{tick:+d}" if tick else "0", "middle")
     picture.line((place(0), 40), (place(0), bottom), TEXT)
-    picture.text((340, height - 8), "gain in test accuracy, points, 95 % interval", "middle")
+    picture.text((238, height - 8), "gain in test accuracy, points, 95 % interval", "middle")
     picture.text((place(0) - 8, 28), "decayed rate is better", "end")
     picture.text((place(0) + 8, 28), "average is better")
     y, group = 40.0, None
@@ -227,16 +232,16 @@ def forest() -> str:
         prefix = next(start for start in names if label.startswith(start))
         if names[prefix] != group:
             group = names[prefix]
-            y += 24
-            picture.text((10, y + 2), group)
+            y += 30
+            picture.text((4, y + 2), group)
         color = AVERAGE if group == names[""] else OTHER
         half = gain.interval or 0.0
         y += 30
-        picture.text((24, y + 5), label.removeprefix(prefix), color=color)
+        picture.text((16, y + 5), label.removeprefix(prefix), color=color)
         left, right = max(gain.mean - half, -reach), min(gain.mean + half, reach)
         picture.line((place(left), y), (place(right), y), color)
         picture.dot((place(gain.mean), y), color, 5)
-        picture.text((630, y + 5), f"{gain.mean:+.2f} ± {half:.2f}", "end", color)
+        picture.text((476, y + 5), f"{gain.mean:+.2f} ± {half:.2f}", "end", color)
     return picture.svg()
 
 

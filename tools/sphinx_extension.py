@@ -10,43 +10,52 @@ from __future__ import annotations
 
 import posixpath
 import re
+from functools import cache
 
 from docutils import nodes
 from docutils.utils.math import latex2mathml
 from sphinx.application import Sphinx
 from sphinx.writers.html5 import HTML5Translator
 
-from tools import ROOT
+from tools import DOCS, ROOT
 
-# The page of the site that shows a file of the repository.
-PAGES = {
-    "README.md": "index.md",
-    "CHANGELOG.md": "changelog.md",
-    "CODE_OF_CONDUCT.md": "conduct.md",
-    "CONTRIBUTING.md": "contributing.md",
-    "SECURITY.md": "security.md",
-    "examples/README.md": "examples.md",
-}
-_LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([\w./-]+)")
+_LINK = re.compile(r"(?<=\])\((?!\w+:|#)([\w./-]+)(#[\w-]+)?\)")
 _SHOWN = re.compile(r"^```\{include\} \.\./(\S+)\n(?::heading-offset: (\d)\n)?```$", re.MULTILINE)
 
 
-def site_link(path: str) -> str:
-    """Return the page that shows a file of the repository, or a path that does not exist.
+@cache
+def pages() -> dict[str, str]:
+    """Return the page of the site that shows a file of the repository, by the file's path."""
+    found = {"README.md": "index.md"}
+    for path in sorted(DOCS.glob("*.md")):
+        found |= {shown: path.name for shown, _ in _SHOWN.findall(path.read_text())}
+    return found
+
+
+def site_link(path: str, place: str = "") -> str:
+    """Return the target of a link on the site, with parentheses.
 
     Args:
-        path: The path of the file, relative to the repository.
+        path: The file that it leads to, relative to the repository.
+        place: The heading in it, with a number sign.
+
+    Returns:
+        The target. Empty if the site does not show the file: the link becomes plain text.
 
     Example:
-        >>> site_link("docs/tasks.md"), site_link("examples/README.md")
-        ('/tasks.md', '/examples.md')
-        >>> site_link("examples/muon_adamw.py"), site_link("Makefile")
-        ('/examples.md#muon-adamw-py', '/../Makefile')
+        >>> site_link("docs/tasks.md", "#a"), site_link("examples/README.md")
+        ('(/tasks.md#a)', '(/examples.md)')
+        >>> site_link("examples/muon_adamw.py"), site_link("Makefile"), site_link("docs/no.md")
+        ('(/examples.md#muon-adamw-py)', '', '(/no.md)')
     """
     example = re.fullmatch(r"examples/(\w+)\.py", path)
     if example:
-        return f"/examples.md#{example[1].replace('_', '-')}-py"
-    return f"/{PAGES.get(path) or posixpath.relpath(path, 'docs')}"
+        return f"(/examples.md#{example[1].replace('_', '-')}-py)"
+    if path in pages():
+        return f"(/{pages()[path]}{place})"
+    if path.startswith("docs/") or not (ROOT / path).exists():
+        return f"(/{posixpath.relpath(path, 'docs')}{place})"
+    return ""
 
 
 def site_text(text: str, folder: str, headings: int = 0) -> str:
@@ -63,7 +72,8 @@ def site_text(text: str, folder: str, headings: int = 0) -> str:
     """
 
     def link(match: re.Match[str]) -> str:
-        return site_link(posixpath.normpath(posixpath.join(folder, match[1])))
+        path = posixpath.normpath(posixpath.join(folder, match[1]))
+        return site_link(path, match[2] or "")
 
     def shown(match: re.Match[str]) -> str:
         content = (ROOT / match[1]).read_text()
@@ -91,7 +101,8 @@ _LATEX = (
     (r"\\hspace\{[^}]*\}", r"\\quad "),
     (r"\\text(bf|it)\{", r"\\math\1{"),
     (r"\\dots\b", r"\\ldots"),
-    (r"\\bar\\theta\b", r"{\\bar\\theta}"),  # so that an index stands beside it, not below
+    # One character, so that an index stands beside it, not below.
+    (r"\\bar\\theta\b", r"\\operatorname{θ̄}"),
 )
 
 
