@@ -54,7 +54,7 @@ def answer() -> str:
         if task["remaining runs"]:
             lines[-1] += f" About {task['remaining runs']} runs remain."
     if waiting:
-        lines.append(f"- **No final runs yet:** {'; '.join(waiting)}.")
+        lines.append(f"- **No final comparison yet:** {'; '.join(waiting)}.")
     return "\n".join(lines)
 
 
@@ -209,6 +209,35 @@ def untuned() -> str:
     return _table(["method", *tasks, "mean"], rows)
 
 
+# ------------------------------------------------------------------------------------------- pilot
+
+
+def pilot() -> str:
+    """Return the last iterate and averages of the pilot's runs, on validation data."""
+    runs: dict[str, dict[str, Document]] = {}
+    for run in json.loads((RESULTS / "evidence" / "pilot.json").read_text()):
+        runs.setdefault(run["trial"]["task"], {})[run["trial"]["method"]] = run["validation"]
+    columns = {
+        "held rate: iterate": ("adamw held", "own"),
+        "last 10%": ("adamw held", "tail 10%"),
+        "EMA, half-life 5%": ("adamw held", "ema 5%"),
+        "last half": ("adamw held", "half"),
+        "WSD: iterate": ("adamw wsd", "own"),
+    }
+    rows = []
+    for name, found in runs.items():
+        curve = [loss for _, _, loss in found["adamw held"]["own"]]
+        best = curve.index(min(curve)) + 1
+        when = "still falls" if best == len(curve) else f"lowest at {best}/{len(curve)}"
+        cells = [f"{found[method][point][-1][1]:.1f}" for method, point in columns.values()]
+        rows.append([name, when, *cells])
+    caption = (
+        "AdamW at one untuned setting, one seed, validation data: accuracy in %, or perplexity for "
+        "Penn Treebank (ptb). Source: `results/evidence/pilot.json`."
+    )
+    return _table(["candidate", "iterate's loss", *columns], rows, caption, left=2)
+
+
 # ------------------------------------------------------------------------------- costs, ablation
 
 
@@ -283,6 +312,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "evidence-grids": grids,
     "evidence-untuned": untuned,
     "evidence-costs": costs,
+    "evidence-pilot": pilot,
     "evidence-ablation": ablation,
     **{f"evidence-{name}": partial(task, name) for name in TASKS},
 }

@@ -237,7 +237,7 @@ def test_the_page_says_what_the_summary_says(
 ) -> None:
     page = tables(summary)
     assert "GadamX 83.20 ± 1.92" in page["evidence-answer"]
-    assert "No final runs yet" in page["evidence-answer"]
+    assert "No final comparison yet" in page["evidence-answer"]
     assert "Schedule-Free AdamW | 0.01, 0.3, 0.9" in page["evidence-fashion-noisy"]
     assert "-1.20 (" in page["evidence-fashion-noisy"]
     assert page["evidence-ablation"] == "No runs yet."
