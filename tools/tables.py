@@ -30,6 +30,7 @@ PAGES = (
     "docs/performance.md",
     "docs/records.md",
     "docs/reproducing.md",
+    "docs/scale.md",
     "docs/theory.md",
 )
 
@@ -218,6 +219,87 @@ def checkpoint_memory() -> str:
     )
     header = ["checkpoints", "size", "shard", "largest tensor", "peak", "two shards + one tensor"]
     return _table(header, rows, caption)
+
+
+def capacity_memory() -> str:
+    """Return what a rank of a large run holds."""
+    report = _read("capacity")
+    rows = []
+    for row in report["predictions"]:
+        memory = row["memory"]
+        training = sum(memory[kind] for kind in ("weights", "gradients", "moments"))
+        passing = memory["gathered"] + memory["activations"]
+        parts = (training, passing, memory["average"], memory["blocks"], memory["applied"])
+        cells = [f"{size / 1e9:,.2f}" for size in parts]
+        rows.append([row["network"], f"{row['ranks']:,}", *cells])
+    header = [
+        *("parameters", "GPUs", "weights, gradients, moments", "gathered units, activations"),
+        *("average", "blocks", "while applied"),
+    ]
+    costs, checks = report["costs"]["gadam"], report["checks"]
+    caption = (
+        f"GB per GPU with Gadam and FSDP2. Per parameter: {report['settings']['weight_bytes']} "
+        f"bytes of weights, as many of gradients, {costs['moments']} of moments, and "
+        f"{costs['average']} of the average, measured with torch {report['torch']}. The same code "
+        f"predicts runs on {_list(checks['ranks'])} ranks ({'; '.join(checks['cases'])}): "
+        f"{checks['wrong']} of {checks['compared']} numbers differ from what was measured. Source: "
+        "`results/capacity.json`, written by `python -m benchmarks.capacity`."
+    )
+    return _table(header, rows, caption)
+
+
+def capacity_time() -> str:
+    """Return what a rank of a large run sends, how long a step takes, and what breaks first."""
+    report = _read("capacity")
+    rows = []
+    for row in report["predictions"]:
+        traffic, seconds = row["traffic"], row["seconds"]
+        rows.append(
+            [
+                row["network"],
+                f"{row['ranks']:,}",
+                f"{traffic['step'] / 1e9:,.1f} GB",
+                f"{traffic['average']} B",
+                f"{traffic['refresh'] / 1e9:,.0f} GB",
+                f"{seconds['step']:.2f} s",
+                f"{100 * seconds['average'] / seconds['step']:.3f} %",
+                f"{seconds['refresh']:,.0f} s",
+                "; ".join(row["problems"]) or "nothing",
+            ]
+        )
+    header = [
+        *("parameters", "GPUs", "sent per step", "per sample", "per refresh", "step"),
+        *("average, of a step", "refresh", "what breaks"),
+    ]
+    machine, settings = report["machine"], report["settings"]
+    caption = (
+        f"Per GPU, with {settings['examples']:,} tokens per GPU and step, a refresh of "
+        f"{settings['refresh_batches']} batches, and assumed speeds: "
+        f"{machine['flops'] / 1e12:.0f} TFLOP/s, {machine['memory_bandwidth'] / 1e12:.2f} TB/s of "
+        f"memory, {machine['link'] / 1e9:.0f} GB/s within nodes of {machine['gpus_per_node']}, "
+        f"{machine['network'] / 1e9:.0f} GB/s per GPU between nodes, and "
+        f"{machine['latency'] * 1e6:.0f} µs per collective and hop. No GPU has timed this. Source: "
+        "`results/capacity.json`."
+    )
+    return _table(header, rows, caption)
+
+
+def capacity_storage() -> str:
+    """Return what the file system of a large run holds."""
+    report = _read("capacity")
+    sizes = {row["network"]: row["storage"] for row in report["predictions"]}
+    rows = [
+        [name, *(f"{size[kind] / 1e9:,.0f}" for kind in ("checkpoint", "block", "blocks"))]
+        for name, size in sizes.items()
+    ]
+    count = report["settings"]["max_blocks"]
+    header = ["parameters", "checkpoint with the average", "one block", f"{count} blocks"]
+    return _table(header, rows, "GB, from all ranks together. Source: `results/capacity.json`.")
+
+
+def _list(numbers: Iterable[int]) -> str:
+    *first, last = map(str, numbers)
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 # ------------------------------------------------------------------------------------ experiments
@@ -446,6 +528,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "curvature": curvature,
     "chaos": chaos,
     "checkpoint-memory": checkpoint_memory,
+    "capacity-memory": capacity_memory,
+    "capacity-time": capacity_time,
+    "capacity-storage": capacity_storage,
     "frameworks-lightning": lambda: frameworks("lightning"),
     "frameworks-transformers": lambda: frameworks("transformers"),
     "fig1b": lambda: measured("fig1b", "diversity", DIVERSITY),

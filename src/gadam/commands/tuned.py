@@ -327,6 +327,7 @@ def _pilot(
             options.data_path,
             options.device,
             options.threads,
+            storage=options.storage,
         )
         for i, method in enumerate(methods)
     ]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import heapq
 import math
 import re
+import tempfile
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -134,6 +136,7 @@ class PilotJob:
         device: Where to compute.
         threads: CPU threads.
         seed: The seed of the run.
+        storage: Where runs go, if nodes share no folder. The pilot has a temporary folder then.
     """
 
     label: str
@@ -144,6 +147,7 @@ class PilotJob:
     device: str = "cpu"
     threads: int = 1
     seed: int = 0
+    storage: str | None = None
 
     event = "pilot"
     total = 2.0
@@ -173,18 +177,20 @@ class PilotJob:
             limit = self.limit if len(marks) > 1 else 4 * self.limit
             return stopped_by_sweep or now - first_step > limit
 
+        own = nullcontext(str(self.folder))
         try:
-            train(
-                self.recipe,
-                self.folder,
-                seed=self.seed,
-                data_dir=self.data_dir,
-                device=self.device,
-                threads=self.threads,
-                label=self.label,
-                on_progress=note,
-                should_stop=is_over,
-            )
+            with own if self.storage is None else tempfile.TemporaryDirectory() as folder:
+                train(
+                    self.recipe,
+                    folder,
+                    seed=self.seed,
+                    data_dir=self.data_dir,
+                    device=self.device,
+                    threads=self.threads,
+                    label=self.label,
+                    on_progress=note,
+                    should_stop=is_over,
+                )
         except Stopped:
             if stopped_by_sweep:
                 raise
