@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
 from gadam._names import did_you_mean
-from gadam.commands.options import Count, Flag, option, parse
+from gadam.commands.analyze import analyze
+from gadam.commands.options import Count, Flag, Folder, MaybeInt, option, parse
 from gadam.report import write as write_report
 from gadam.report.chart import Chart, draw, vega
 from gadam.report.theory_figures import FIGURES
 from gadam.runs.collect import RunRecord, collect
-from gadam.runs.files import RunError, explain_os_error, to_json, write_atomically, write_json
+from gadam.runs.files import (
+    RunError,
+    explain_os_error,
+    read_json,
+    to_json,
+    write_atomically,
+    write_json,
+)
 from gadam.runs.recipe import RecipeError
 from gadam.runs.record import EpochRecord, Point
+from gadam.study import Settings
 from gadam.theory import planning
 
 __all__ = ["run", "save"]
@@ -27,9 +37,28 @@ class _Options:
     """Plot what the theory predicts beside a simulation, or get its advice for a run."""
 
     name: Annotated[tyro.conf.Positional[str], option("NAME")]
-    """A figure, `all` of them, or `plan` for advice from a run's loss curve."""
+    """A figure, `all` of them, or `plan` for advice from a run."""
     folder: Annotated[tyro.conf.Positional[Path | None], option("[RUN]")] = None
-    """The run's folder, for `plan`."""
+    """The folder of a run or a sweep, for `plan`."""
+    measure: Flag = False
+    """For `plan`: measure curvature and gradient noise at a checkpoint, predict the losses of the
+    last iterate, the average, an EMA and a decayed learning rate, and compare them with
+    continuations of the run. Takes minutes. Rerun an interrupted command to resume it."""
+    examples: Count = 1000
+    """Training examples for curvature, with --measure."""
+    epoch: MaybeInt = None
+    """Measure at the iterate kept after this epoch, with --measure. Default: the earliest one, or
+    the last iterate."""
+    epochs: MaybeInt = None
+    """Epochs to predict, with --measure. Default: to the end of the run, or half of its length."""
+    continuations: Count = 2
+    """Times to continue the run for the comparison, with --measure."""
+    kind: Literal["hessian", "ggn"] = "hessian"
+    """The curvature matrix, with --measure: the Hessian, or the Gauss-Newton matrix."""
+    workers: MaybeInt = None
+    """Runs to measure at a time. Default: one per core."""
+    data_dir: Folder = None
+    """Where data sets are. Default: $GADAM_DATA, then ~/.cache/gadam/data."""
     out: Annotated[Path, option("DIR")] = Path("runs/theory")
     """Where to write the figures."""
     seed: Count = 0
@@ -51,7 +80,11 @@ def run(arguments: list[str]) -> int:
     if options.name == "plan":
         if options.folder is None:
             raise RecipeError("`gadam theory plan` needs the folder of a run.")
+        if options.measure:
+            return _measured_plan(options, ["gadam", "theory", *arguments])
         return _plan(options.folder, options.json)
+    if options.measure:
+        raise RecipeError("Only `gadam theory plan RUN` takes --measure.")
     if options.folder is not None:
         raise RecipeError(f"Only `gadam theory plan` takes a folder. Remove {options.folder}.")
     if options.seed < 0:
@@ -97,6 +130,35 @@ def save(name: str, chart: Chart, folder: Path) -> None:
 # ------------------------------------------------------------------------------------------ plan
 
 
+def _measured_plan(options: _Options, command: list[str]) -> int:
+    """Measure runs, and print the advice for each."""
+    assert options.folder is not None
+    settings = Settings(
+        options.examples,
+        options.kind,
+        epoch=options.epoch,
+        horizon=options.epochs,
+        continuations=options.continuations,
+    )
+    complete = analyze(
+        options.folder,
+        parts=["prediction"],
+        settings=settings,
+        workers=options.workers,
+        data_dir=options.data_dir,
+        json=options.json,
+        command=shlex.join(command),
+    )
+    if not options.json:
+        found = read_json(options.folder / "analysis.json")["parts"].get("prediction", {})
+        for name, each in found.get("values", {}).items():
+            print(f"\n{name}:")
+            print(each.get("text") or f"No advice: {each['reason']}")
+            for caution in each.get("cautions", ()):
+                print(f"- {caution}")
+    return 0 if complete else 1
+
+
 def _plan(folder: Path, as_json: bool) -> int:
     found = collect([folder])
     if not found.runs:
@@ -115,7 +177,7 @@ def _plan(folder: Path, as_json: bool) -> int:
             continue
         print(f"{record.label}, seed {record.seed}:")
         if advice is None:
-            print(f"No advice: {reason}")
+            print(f"No advice: {reason} To predict from a checkpoint, pass --measure.")
         else:
             print(f"{advice}\n- In a recipe, set average.start={advice.first - 1}.")
         if observed is not None:
