@@ -100,9 +100,9 @@ _LATEX = (
     (r"\\rule\{[^}]*\}\{[^}]*\}", ""),
     (r"\\hspace\{[^}]*\}", r"\\quad "),
     (r"\\text(bf|it)\{", r"\\math\1{"),
-    (r"\\dots\b", r"\\ldots"),
+    (r"\\dots(?![a-z])", r"\\ldots"),
     # One character, so that an index stands beside it, not below.
-    (r"\\bar\\theta\b", r"\\operatorname{θ̄}"),
+    (r"\\bar\\theta(?![a-z])", r"\\operatorname{θ̄}"),
 )
 
 
@@ -114,7 +114,7 @@ def mathml(latex: str, *, block: bool = False) -> str:
         block: Whether it is a line of its own.
 
     Example:
-        >>> mathml(r"x_1, \dots").startswith("<math")
+        >>> "θ̄" in mathml(r"\bar\theta_1, \dots")
         True
     """
     for pattern, replacement in _LATEX:
