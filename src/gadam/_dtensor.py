@@ -12,7 +12,15 @@ from torch import Tensor
 
 from gadam import _torch
 
-__all__ = ["all_finite", "all_reduce_min", "any_nonzero", "is_dtensor", "local", "new_like"]
+__all__ = [
+    "all_finite",
+    "all_reduce_min",
+    "any_nonzero",
+    "is_dtensor",
+    "local",
+    "new_like",
+    "whole",
+]
 
 
 def is_dtensor(tensor: Any) -> bool:
@@ -35,6 +43,17 @@ def local(tensor: Any, like: Any = None) -> Tensor:
     if like is not None and tensor.placements != like.placements:
         tensor = tensor.redistribute(placements=like.placements)
     return cast(Tensor, tensor.to_local())
+
+
+def whole(tensor: Any) -> Tensor:
+    """Return a DTensor as a whole tensor, and any other tensor unchanged.
+
+    This is a collective operation: every process must call it.
+
+    Args:
+        tensor: The tensor.
+    """
+    return cast(Tensor, tensor.full_tensor() if is_dtensor(tensor) else tensor)
 
 
 def new_like(tensor: Any, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gadam.analysis import Curvature
+from gadam.analysis import Curvature, measure_noise
 from small_hessian import DATA, full_hessian, network
 
 
@@ -200,3 +200,42 @@ def test_invalid_arguments_raise():
         _ = Curvature(model, DATA) @ torch.zeros(3)
     with pytest.raises(ValueError, match="no parameters that require a gradient"):
         Curvature(model.requires_grad_(False), DATA)
+
+
+def test_edits_of_data_rebuild_the_graphs():
+    """Writes to p.data do not change its version: only the values show them."""
+    model = network()
+    cached, plain = Curvature(model, DATA), Curvature(model, DATA, graph_memory=0)
+    v = torch.randn(cached.dimension, dtype=torch.float64)
+    before = cached @ v
+    for parameter in model.parameters():
+        parameter.data.mul_(2.0)
+    torch.testing.assert_close(cached @ v, plain @ v, rtol=0, atol=0)
+    assert not torch.allclose(cached @ v, before, rtol=0.1)
+    for parameter in model.parameters():
+        parameter.data = parameter.data / 2.0
+    torch.testing.assert_close(cached @ v, plain @ v, rtol=0, atol=0)
+    torch.testing.assert_close(cached @ v, before)
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (lambda m, b: F.cross_entropy(m(b[0]), b[1]), "number of examples.*got a Tensor"),
+        (
+            lambda m, b: (F.cross_entropy(m(b[0]), b[1], reduction="none"), len(b[1])),
+            r"scalar tensor first, got shape \(7,\)",
+        ),
+        (lambda m, b: (1.5, len(b[1])), r"scalar tensor first, got 1\.5"),
+    ],
+)
+@pytest.mark.parametrize("use", ["product", "gradient", "mean_loss", "noise"])
+def test_wrong_losses_raise(loss, message, use):
+    curvature = Curvature(network(), DATA, loss)
+    with pytest.raises(TypeError, match=message.replace("7", "[17]")):
+        if use == "product":
+            curvature @ torch.ones(curvature.dimension, dtype=torch.float64)
+        elif use == "noise":
+            measure_noise(curvature)
+        else:
+            getattr(curvature, use)()

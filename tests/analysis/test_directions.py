@@ -158,7 +158,9 @@ def test_ritz_pairs_of_a_diagonal_matrix():
     found = ritz(Diagonal(), start, steps=10)
     for power in range(20):
         moment = float(found.components**2 @ found.values**power)
-        assert moment == pytest.approx(float((torch.arange(30.0).double() ** power).sum()), rel=1e-9)
+        assert moment == pytest.approx(
+            float((torch.arange(30.0).double() ** power).sum()), rel=1e-9
+        )
     full = ritz(Diagonal(), start, steps=50)
     assert torch.allclose(full.values, torch.arange(29.0, -1, -1).double(), atol=1e-8)
     assert float(full.errors.max()) < 1e-8

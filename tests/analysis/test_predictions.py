@@ -128,3 +128,20 @@ def test_log_probabilities_restore_training_modes():
 def test_invalid_arguments_raise(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("wrong", [torch.randn(6, 4), torch.full((6, 4), 0.25)])
+def test_logits_and_probabilities_are_rejected(wrong):
+    logs = torch.randn(6, 4).log_softmax(-1)
+    message = r"Apply log_softmax\(-1\) to logits, or log\(\) to probabilities"
+    with pytest.raises(ValueError, match=message):
+        diversity([logs, wrong])
+    with pytest.raises(ValueError, match=message):
+        ensemble([logs, wrong], torch.zeros(6, dtype=torch.long))
+
+
+def test_half_precision_is_accepted():
+    points = [torch.randn(50, 10).mul(3).log_softmax(-1) for _ in range(2)]
+    exact = diversity(points)
+    found = diversity([point.bfloat16() for point in points])
+    assert found.mean("kl") == pytest.approx(exact.mean("kl"), rel=0.05)

@@ -69,12 +69,13 @@ class Curvature:
             (forward over reverse).
         graph_memory: Maximum number of bytes for caching the graphs of the gradients between
             Hessian products. Caching makes products a third faster. If the whole dataset needs
-            more, as estimated from the first batch, graphs are rebuilt for each product. 0 disables
-            caching.
+            more, as estimated from the first batch, graphs are rebuilt for each product, as they
+            are after any change of the weights. 0 disables caching.
 
     Raises:
         ValueError: If an option is unknown, ``batches`` is a one-shot iterator, or no parameter
             requires a gradient.
+        TypeError: At the first product, if ``loss`` does not return a scalar tensor and a number.
 
     Example:
         >>> _ = torch.manual_seed(0)
@@ -107,12 +108,13 @@ class Curvature:
             raise ValueError(
                 "batches is iterated many times. Pass a list or a loader, not an iterator."
             )
-        self.model, self.batches, self.loss = model, batches, loss
+        self.model, self.batches = model, batches
+        self.loss: Loss = partial(_call_loss, loss)
         self.kind, self.batchnorm, self.method = kind, batchnorm, method
         self.graph_memory = graph_memory if (kind, method) == ("hessian", "reverse") else 0
         self._graphs: list[_BatchGradient] = []
-        # Address and version of every tensor at the time the graphs were built.
-        self._graphs_built_at: list[tuple[int, int]] = []
+        # The version and a copy of every tensor at the time the graphs were built.
+        self._graphs_built_at: tuple[list[int], list[Tensor]] = ([], [])
         self.names = [name for name, p in model.named_parameters() if p.requires_grad]
         self.params = [p for p in model.parameters() if p.requires_grad]
         if not self.params:
@@ -173,10 +175,10 @@ class Curvature:
         if writes is None:  # Changes cannot be detected, so a cache could be stale.
             self.graph_memory = 0
             return False
-        state = [(t.data_ptr(), version) for t, version in zip(tensors, writes)]
-        if self._graphs and state == self._graphs_built_at:
+        if self._graphs and self._is_current(tensors, writes):
             return True
         self._graphs = []  # Free the old graphs first: there may not be room for both sets.
+        self._graphs_built_at = ([], [])
         graphs: list[_BatchGradient] = []
         needed = first = 0.0
         with self.ready():
@@ -189,8 +191,21 @@ class Curvature:
                     self.graph_memory = 0  # They will not fit next time either.
                     return False
                 graphs.append(self._batch_gradient(batch))
-        self._graphs, self._graphs_built_at = graphs, state
+        self._graphs = graphs
+        self._graphs_built_at = (writes, [t.detach().clone() for t in tensors])
         return bool(graphs)
+
+    def _is_current(self, tensors: Sequence[Tensor], writes: list[int]) -> bool:
+        """Return True if no tensor has changed since the graphs were built.
+
+        Autograd rejects graphs of tensors with a new version, but writes to ``p.data`` do not
+        change the version. Only the values show them.
+        """
+        versions_then, values_then = self._graphs_built_at
+        return writes == versions_then and all(
+            t.shape == then.shape and t.dtype == then.dtype and torch.equal(t, then)
+            for t, then in zip(tensors, values_then)
+        )
 
     def _graph_bytes(self, batch: Batch) -> float:
         """Estimate the memory of a batch's graphs from the tensors saved in the forward pass.
@@ -379,6 +394,21 @@ class Curvature:
                     layer.running_mean, layer.running_var = mean, variance
                 for module in replaced:
                     del module.forward
+
+
+def _call_loss(loss: Loss, model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
+    """Call a loss function and check what it returns."""
+    result: object = loss(model, batch)
+    if not (isinstance(result, tuple) and len(result) == 2):
+        raise TypeError(
+            "loss must return the mean loss of the batch and its number of examples, such as "
+            f"`return loss, len(labels)`, got a {type(result).__name__}."
+        )
+    value, size = result
+    if not (isinstance(value, Tensor) and value.numel() == 1):
+        kind = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+        raise TypeError(f"loss must return the mean loss as a scalar tensor first, got {kind}.")
+    return value, size
 
 
 _BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gadam._torch import tree_leaves, tree_map
 from gadam.analysis.curvature import Batch, Curvature
+from gadam.analysis.intervals import confidence_interval
 
 __all__ = ["GradientNoise", "NoiseSums", "gradients_of", "measure_noise"]
 
@@ -23,10 +24,12 @@ class GradientNoise:
 
     Attributes:
         trace: Tr Σ, the mean of ‖g − ḡ‖². A batch of B independent examples has Tr Σ/B.
-        error: Standard error of the trace, or 0 if the trace is exact.
+        error: Standard error of the trace, or 0 if the trace is exact. NaN for two batches, whose
+            spread says nothing about its own error.
         squared_gradient: ‖ḡ‖².
         dimension: The number of parameters P.
         along: vᵀΣv, the variance along each of the given directions. Empty if none were given.
+        freedom: Degrees of freedom of the standard error.
     """
 
     trace: float
@@ -34,6 +37,21 @@ class GradientNoise:
     squared_gradient: float
     dimension: int
     along: tuple[float, ...] = ()
+    freedom: int = 0
+
+    def interval(self, confidence: float = 0.95) -> tuple[float, float]:
+        """Return Student's confidence interval of the trace, which is honest for few batches.
+
+        It covers the true trace as often as stated if the noise has many directions. If two or
+        three dominate, it covers about 90% at 95%.
+
+        Args:
+            confidence: The probability to cover the true trace.
+
+        Returns:
+            The lower and the upper end.
+        """
+        return confidence_interval(self.trace, self.error, self.freedom, confidence, positive=True)
 
     @property
     def per_parameter(self) -> float:
@@ -201,14 +219,19 @@ class NoiseSums:
         squares = torch.tensor(self._squares, dtype=torch.float64)
         divisor = count if exact else count - 1
         trace = (float(squares.sum()) - float(sizes.sum()) * _squared_norm(shift)) / divisor
-        error = 0.0 if exact else float(squares.std()) * math.sqrt(count) / divisor
+        # All squares share the mean ḡ. With normal gradients, the variance of the trace is
+        # therefore (J − 1)/(J − 2) times what their spread suggests, with one degree less.
+        freedom = 0 if exact else count - 2
+        error = 0.0 if exact else math.nan
+        if freedom > 0:
+            error = float(squares.std()) * math.sqrt(count / (divisor * freedom))
         along: tuple[float, ...] = ()
         if self._projected:
             points = torch.cat(self._projected)
             deviations = points - (sizes @ points) / sizes.sum()
             along = tuple((sizes @ deviations.square() / divisor).tolist())
         squared = _squared_norm(self.mean())
-        return GradientNoise(max(0.0, trace), error, squared, len(shift), along)
+        return GradientNoise(max(0.0, trace), error, squared, len(shift), along, freedom)
 
     def _shift(self) -> Tensor:
         if not self._sizes:

@@ -140,6 +140,13 @@ def _chunks(points: Sequence[Tensor], max_elements: int) -> Iterator[Tensor]:
         chunk = torch.stack([point[start : start + rows] for point in points]).double()
         if not bool(chunk.isfinite().all()):
             raise ValueError("Log-probabilities must be finite. At least one point has diverged.")
+        # Half-precision log-probabilities sum to one only roughly.
+        worst = float(chunk.logsumexp(-1).abs().max()) if shape[1] else 0.0
+        if worst > 0.1:
+            raise ValueError(
+                "points must contain log-probabilities, which sum to one per example after exp(). "
+                "Apply log_softmax(-1) to logits, or log() to probabilities."
+            )
         yield chunk
 
 
@@ -156,7 +163,7 @@ def diversity(points: Sequence[Tensor], *, max_elements: int = 2**24) -> Diversi
 
     Raises:
         ValueError: If there are fewer than two points, or their shapes differ, or a value is not
-            finite.
+            finite, or the points are not log-probabilities.
 
     Example:
         >>> sure, unsure = torch.tensor([[0.9, 0.1]]).log(), torch.tensor([[0.6, 0.4]]).log()
@@ -226,7 +233,8 @@ def ensemble(
         The scores of the single points, and of the ensembles of the first 1, 2, … points.
 
     Raises:
-        ValueError: If shapes differ or a value is not finite.
+        ValueError: If shapes differ, a value is not finite, or the points are not
+            log-probabilities.
 
     Example:
         >>> first = torch.tensor([[0.9, 0.1], [0.7, 0.3]]).log()

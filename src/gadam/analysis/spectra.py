@@ -8,13 +8,15 @@ estimates come with their standard errors.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
+
+from gadam.analysis.intervals import confidence_interval
 
 __all__ = [
     "Density",
@@ -42,16 +44,46 @@ class Matrix(Protocol):
         """Multiply with a vector."""
 
 
-class Estimate(NamedTuple):
-    """A mean over random probes.
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over random probes. Unpacks to its value and error.
 
     Attributes:
         value: The mean.
         error: Its standard error.
+        freedom: Degrees of freedom of the standard error: one less than the number of probes.
+        positive: Whether the samples are positive, such as squared norms.
+
+    Example:
+        >>> estimate = Estimate(10.0, 1.0, freedom=3)
+        >>> value, error = estimate
+        >>> [round(end, 1) for end in estimate.interval()]  # Four probes: ±3.2 standard errors.
+        [6.8, 13.2]
     """
 
     value: float
     error: float
+    freedom: int = 0
+    positive: bool = False
+
+    def interval(self, confidence: float = 0.95) -> tuple[float, float]:
+        """Return Student's confidence interval, which is honest for few probes.
+
+        It covers the true value as often as stated if many eigenvalues contribute. If two or three
+        dominate, the samples are skewed, and it covers about 85% at 95%.
+
+        Args:
+            confidence: The probability to cover the true value.
+
+        Returns:
+            The lower and the upper end.
+        """
+        return confidence_interval(
+            self.value, self.error, self.freedom, confidence, positive=self.positive
+        )
+
+    def __iter__(self) -> Iterator[float]:
+        return iter((self.value, self.error))
 
 
 def _like(matrix: Matrix) -> Tensor:
@@ -371,10 +403,10 @@ def spectral_density(matrix: Matrix, *, probes: int = 4, steps: int = 50, seed: 
 # ------------------------------------------------------------------------------------------- traces
 
 
-def _estimate(samples: list[float]) -> Estimate:
+def _estimate(samples: list[float], positive: bool = False) -> Estimate:
     values = torch.tensor(samples, dtype=torch.float64)
     error = float(values.std() / len(samples) ** 0.5) if len(samples) > 1 else float("nan")
-    return Estimate(float(values.mean()), error)
+    return Estimate(float(values.mean()), error, len(samples) - 1, positive)
 
 
 def trace(
@@ -424,7 +456,7 @@ def trace(
         v = _probe(matrix, like, generator)
         samples.append(quadratic(v - basis @ (basis.T @ v)))
     remainder = _estimate(samples)
-    return Estimate(exact + remainder.value, remainder.error)
+    return Estimate(exact + remainder.value, remainder.error, remainder.freedom)
 
 
 def trace_and_frobenius(
@@ -454,7 +486,7 @@ def trace_and_frobenius(
         image = (matrix @ v).double()
         traces.append(float(v.double() @ image))
         squares.append(float(image.square().sum()))
-    return _estimate(traces), _estimate(squares)
+    return _estimate(traces), _estimate(squares, positive=True)
 
 
 def squared_norm(matrix: Matrix, *, probes: int = 30, seed: int = 0) -> Estimate:

@@ -10,6 +10,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from gadam._dtensor import whole
+
 __all__ = ["Distances", "distances", "effective_rate", "effective_rates", "norms"]
 
 State = Mapping[str, Tensor]
@@ -145,7 +147,7 @@ def effective_rate(model: nn.Module, lr: float) -> dict[str, float]:
 
 @torch.no_grad()
 def norms(model: nn.Module) -> dict[str, float]:
-    """Compute the Euclidean norms of a model's weights.
+    """Compute the Euclidean norms of a model's weights. Collective if the model is sharded.
 
     Args:
         model: Model to measure.
@@ -154,7 +156,10 @@ def norms(model: nn.Module) -> dict[str, float]:
         Norms by parameter name, for each parameter with two or more dimensions, and for all
         parameters together under ``"all"``.
     """
-    squares = {name: float(p.double().square().sum()) for name, p in model.named_parameters()}
+    squares = {
+        name: float(whole(p.detach().double().square().sum()))
+        for name, p in model.named_parameters()
+    }
     shaped = [name for name, p in model.named_parameters() if p.dim() > 1]
     return {"all": math.sqrt(sum(squares.values()))} | {
         name: math.sqrt(squares[name]) for name in shaped

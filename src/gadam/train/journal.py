@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from gadam._dtensor import is_dtensor
+from gadam._dtensor import whole
 from gadam.runs.folder import RunFolder, State
 from gadam.runs.recipe import Recipe
 from gadam.runs.record import EpochRecord, RunResult
@@ -190,7 +190,4 @@ def whole_state(model: nn.Module) -> State:
     Args:
         model: The model.
     """
-    state = model.state_dict()
-    return {
-        name: value.full_tensor() if is_dtensor(value) else value for name, value in state.items()
-    }
+    return {name: whole(value) for name, value in model.state_dict().items()}
