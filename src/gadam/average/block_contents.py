@@ -84,15 +84,20 @@ class Contents:
 
 
 def combined(
-    contents: Sequence[Contents], shares: Sequence[float], index: int, before: Tensor | None = None
+    contents: Sequence[Contents],
+    shares: Sequence[float],
+    index: int,
+    before: Tensor | None = None,
+    dtype: torch.dtype = torch.float64,
 ) -> Tensor | None:
-    """Return a weighted mean of a parameter's means in consecutive blocks, in float64.
+    """Return a weighted mean of a parameter's means in consecutive blocks, computed in float64.
 
     Args:
         contents: The blocks, in order.
         shares: Their weights, which sum to one.
         index: The index of the parameter.
         before: The value before a block that is not among these, if it joined only there.
+        dtype: The type of the result.
 
     Returns:
         The mean as a real tensor, or None if the parameter is in none of the blocks.
@@ -112,21 +117,23 @@ def combined(
             f"The value of parameter {index} before it joined is not known. Start the window at a "
             "later boundary."
         )
-    return _weighted_sum(parts) if parts else None
+    return _weighted_sum(parts, dtype) if parts else None
 
 
-def _weighted_sum(parts: Sequence[tuple[float, Tensor]]) -> Tensor:
-    """Return a weighted sum in float64."""
-    total = torch.empty(parts[0][1].shape, dtype=torch.float64)
-    flat = total.view(-1)
-    weights = [share for share, _ in parts]
-    tensors = [tensor.cpu().reshape(-1) for _, tensor in parts]
-    for begin in range(0, flat.numel(), _PIECE):
-        piece = flat[begin : begin + _PIECE]
-        piece.copy_(tensors[0][begin : begin + _PIECE]).mul_(weights[0])
-        for weight, tensor in zip(weights[1:], tensors[1:]):
-            piece.add_(tensor[begin : begin + _PIECE].to(torch.float64).mul_(weight))
-    return total
+def _weighted_sum(parts: Sequence[tuple[float, Tensor]], dtype: torch.dtype) -> Tensor:
+    """Return a weighted sum, computed in float64."""
+    result = torch.empty(parts[0][1].shape, dtype=dtype)
+    flat, size = result.view(-1), result.numel()
+    tensors = [(weight, tensor.cpu().reshape(-1)) for weight, tensor in parts]
+    wide = torch.empty(2, min(size, _PIECE), dtype=torch.float64)
+    for begin in range(0, size, _PIECE):
+        end = min(begin + _PIECE, size)
+        total, term = wide[:, : end - begin]
+        total.zero_()
+        for weight, tensor in tensors:
+            total.add_(term.copy_(tensor[begin:end]), alpha=weight)
+        flat[begin:end].copy_(total)
+    return result
 
 
 def merged(contents: Sequence[Contents], shares: Sequence[float]) -> Contents:
@@ -143,9 +150,9 @@ def merged(contents: Sequence[Contents], shares: Sequence[float]) -> Contents:
     def tensor(key: str) -> Tensor:
         if key.startswith(_INITIAL):
             return like(key)
-        mean = combined(contents, shares, int(key))
+        mean = combined(contents, shares, int(key), dtype=like(key).dtype)
         assert mean is not None  # one of the blocks has it, and a share
-        return mean.to(like(key).dtype)
+        return mean
 
     return Contents(set().union(*(found._keys for found in contents)), tensor, like)
 

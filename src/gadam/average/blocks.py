@@ -537,4 +537,4 @@ def _yield_to_others() -> None:
     """Let other threads of this machine run before this one."""
     if sys.platform == "linux":  # elsewhere, a thread has no priority of its own
         with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 5)
