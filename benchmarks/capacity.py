@@ -2,7 +2,8 @@
 
 Predictions come from gadam.train.capacity. Here, small models are trained on 1, 2 and 3 ranks
 (gloo, on this machine). The bytes of state per rank and the bytes that the collectives move must be
-exactly as predicted. Results go to results/capacity.json.
+exactly as predicted. The time of a step is predicted from the speed of computation, memory, and
+collectives, each measured alone in the same processes. Results go to results/capacity.json.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ import gc
 import json
 import os
 import platform
+import statistics
 import sys
 import tempfile
+import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -35,6 +39,8 @@ from gadam.train.capacity import (
     measure,
     predict,
 )
+
+Work: TypeAlias = Callable[[int, Path], list[dict[str, Any]]]
 
 RESULT = Path(__file__).parents[1] / "results" / "capacity.json"
 RANKS = (8, 64, 256, 1024)
@@ -234,12 +240,87 @@ def check(rank: int, folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def run_rank(rank: int, ranks: int, folder: str) -> None:
-    """Run all cases as one of several processes, and write the rows to a file."""
+def median_seconds(function: Callable[[], object], repetitions: int = 7) -> float:
+    """Return the median time of a function that all ranks call together."""
+    times = []
+    for _ in range(repetitions + 1):
+        dist.barrier()
+        start = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[1:])
+
+
+def time_step(rank: int, folder: Path) -> list[dict[str, Any]]:
+    """Predict the time of a step with FSDP2 on the current process group, and measure it."""
+    from torch.distributed.fsdp import fully_shard
+
+    ranks, batch = dist.get_world_size(), torch.randn(256, 4)
+    settings = Settings(compute_bytes=4, examples=len(batch), recompute=False)
+
+    def trained(model: nn.Module) -> tuple[Callable[[], None], gadam.Gadam]:
+        optimizer = gadam.Gadam(model.parameters(), average=gadam.Averaging(start=1))
+
+        def step() -> None:
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+
+        return step, optimizer
+
+    def model() -> Model:
+        return Model(width=384, inner=1536, blocks=4, batchnorm=False)
+
+    # The parts alone
+    alone = model()
+    network = Network.of(alone, alone.blocks)
+    compute, optimizer = trained(alone)
+    flops = 6 * network.parameters * len(batch) / median_seconds(compute)
+    update = predict(network, 1, settings=settings, machine=Machine(memory_bandwidth=1.0))
+    moved = update.seconds["update"] + update.seconds["average"]  # bytes, at one byte per second
+    bandwidth = moved / median_seconds(optimizer.step)
+    chunk = torch.ones(sum(p.numel() for p in alone.blocks[0].parameters()) // ranks)
+    whole, one = torch.empty(len(chunk) * ranks), torch.empty(ranks)
+    long = median_seconds(lambda: dist.all_gather_into_tensor(whole, chunk))
+    short = median_seconds(lambda: dist.all_gather_into_tensor(one, torch.ones(1)))
+    others = max(ranks - 1, 1)
+    link = len(chunk) * 4 * others / max(long - short, 1e-9)
+    machine = Machine(
+        flops=flops,
+        memory_bandwidth=bandwidth,
+        link=link,
+        latency=short / others,
+        overlaps=False,
+    )
+    # All of it together
+    sharded = model()
+    for block in sharded.blocks:
+        fully_shard(block)
+    fully_shard(sharded)
+    compute, optimizer = trained(sharded)
+
+    def step() -> None:
+        compute()
+        optimizer.step()
+
+    measured = median_seconds(step)
+    predicted = predict(network, ranks, settings=settings, machine=machine).seconds
+    return [
+        {
+            "ranks": ranks,
+            "rank": rank,
+            "measured": measured,
+            "predicted": predicted["step"],
+            "communication": predicted["communication"],
+        }
+    ]
+
+
+def run_rank(rank: int, ranks: int, folder: str, work: Work) -> None:
+    """Do some work as one of several processes, and write its rows to a file."""
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group("gloo", f"file://{folder}/rendezvous", rank=rank, world_size=ranks)
-    rows = check(rank, Path(folder) / "blocks")
+    rows = work(rank, Path(folder) / "blocks")
     (Path(folder) / f"rows-{rank}.json").write_text(json.dumps(rows))
     dist.barrier()
     dist.destroy_process_group()
@@ -247,16 +328,17 @@ def run_rank(rank: int, ranks: int, folder: str) -> None:
     os._exit(0)  # as in tests/distributed/workers.py
 
 
-def checks(start_method: str = "spawn") -> list[dict[str, Any]]:
-    """Return the rows of runs on 1, 2 and 3 ranks.
+def on_ranks(work: Work, start_method: str = "spawn") -> list[dict[str, Any]]:
+    """Return the rows of some work on 1, 2 and 3 ranks.
 
     Args:
+        work: :func:`check` or :func:`time_step`.
         start_method: How to start the processes.
     """
     rows: list[dict[str, Any]] = []
     for ranks in (1, 2, 3):
         with tempfile.TemporaryDirectory() as folder:
-            start_processes(run_rank, (ranks, folder), ranks, start_method=start_method)
+            start_processes(run_rank, (ranks, folder, work), ranks, start_method=start_method)
             for path in sorted(Path(folder).glob("rows-*.json")):
                 rows += json.loads(path.read_text())
     return rows
@@ -277,7 +359,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=RESULT)
     out: Path = parser.parse_args().out
-    found = checks()
+    found = on_ranks(check)
     wrong = [row for row in found if row["expected"] != row["observed"]]
     for row in wrong:
         print(row)
@@ -294,6 +376,7 @@ def main() -> None:
             "compared": sum(len(kind) for row in found for kind in row["expected"].values()),
             "wrong": len(wrong),
         },
+        "seconds": [row for row in on_ranks(time_step) if row["rank"] == 0],
         "predictions": predictions(),
     }
     out.write_text(json.dumps(content, indent=1) + "\n")

@@ -28,7 +28,8 @@ COSTS = Costs(moments=8, average=4, per_tensor=4, fixed=56)
 
 
 def test_memory_and_traffic_are_exact_on_1_2_and_3_ranks():
-    rows = benchmark.checks(quick_processes.context().get_start_method())
+    start_method = quick_processes.context().get_start_method()
+    rows = benchmark.on_ranks(benchmark.check, start_method)
     assert len(rows) == len(benchmark.CASES) * (1 + 2 + 3)
     for row in rows:
         assert row["observed"] == row["expected"], row["case"]

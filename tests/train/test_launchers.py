@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -16,7 +18,11 @@ import pytest
 import gadam.runs.folder
 import quick_processes
 from compare_runs import assert_same_run
+from gadam.commands import main
+from gadam.commands.options import SweepOptions
+from gadam.commands.sweeps import make_launcher
 from gadam.runs import Average, Data, EpochRecord, Optimizer, Recipe, RunResult
+from gadam.train.launchers.local import LocalLauncher
 from gadam.train.launchers.ray import (
     LauncherError,
     RayLauncher,
@@ -120,6 +126,38 @@ def test_without_ray_the_error_names_the_extra(monkeypatch):
         RayLauncher()
 
 
+def test_wrong_options_are_explained_before_any_work(tmp_path, monkeypatch, capsys):
+    command = ["train", "compare-gadam", "--out", str(tmp_path / "runs")]
+    monkeypatch.setitem(sys.modules, "ray", None)
+    for options, sentence in (
+        (["--address", "auto"], "--address needs --launcher ray."),
+        (["--gpus", "1"], "--gpus needs --launcher ray."),
+        (["--launcher", "ray", "--cpus", "0"], "--cpus must be positive, got 0."),
+        (["--launcher", "ray", "--gpus", "-1"], "--gpus must be non-negative, got -1."),
+        (["--launcher", "ray"], "Run `pip install 'gadam[ray]'`."),
+    ):
+        assert main([*command, *options]) == 2
+        assert sentence in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_resources_follow_from_the_device_and_the_threads(monkeypatch):
+    made = []
+    monkeypatch.setattr(
+        "gadam.train.launchers.ray.RayLauncher", lambda *arguments: made.append(arguments)
+    )
+    for options in (
+        SweepOptions(launcher="ray", threads=3),
+        SweepOptions(launcher="ray", device="cuda", address="auto", workers=2),
+        SweepOptions(launcher="ray", device="cuda", gpus=0.5, cpus=4),
+    ):
+        make_launcher(options)
+    assert made == [(None, 3, 0.0, None), ("auto", 1, 1.0, 2), (None, 4, 0.5, None)]
+    local = make_launcher(SweepOptions(workers=3))
+    assert isinstance(local, LocalLauncher)
+    assert local.slots == 3
+
+
 def test_an_address_without_a_cluster(monkeypatch):
     def refuse(*_: object, **__: object) -> None:
         raise ConnectionError("Could not find any running Ray instance.\nMore.")
@@ -142,8 +180,8 @@ def test_runs_have_the_same_bits_as_in_local_processes(tmp_path):
 
     with quick_processes.for_sweeps():
         sweep(jobs("local"), Recorder(), workers=1)
-    # One worker is killed twice. Its run continues from its checkpoint each time.
-    recorder = Killer("long", [3, 7])
+    # One worker is killed. Its run continues from its checkpoint.
+    recorder = Killer("long", [3])
     results = sweep(jobs("ray"), recorder, launcher=launcher())
     assert {job.label: r is not None for job, r in results.items()} == {
         "long": True,
@@ -154,7 +192,7 @@ def test_runs_have_the_same_bits_as_in_local_processes(tmp_path):
         assert_same_run(tmp_path / "local" / name, tmp_path / "ray" / name)
     assert sorted(recorder.of("start")) == [("bad",), ("long",), ("short",)]
     lost = [sentence for label, sentence in recorder.of("notice") if label == "long"]
-    assert lost == ["It lost its worker (its process died) and continues from its checkpoint."] * 2
+    assert lost == ["It lost its worker (its process died) and continues from its checkpoint."]
     ((label, reason),) = recorder.of("failure")
     assert label == "bad"
     assert "gadam data cifar10" in reason
@@ -177,6 +215,7 @@ def test_runs_have_the_same_bits_as_in_local_processes(tmp_path):
     assert not again.of("epoch")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
 def test_a_run_that_never_gets_further_fails(tmp_path, monkeypatch):
     monkeypatch.setattr("gadam.train.launchers.ray.RETRIES", 1)
@@ -292,3 +331,38 @@ def test_a_node_that_dies_in_the_middle_changes_nothing(tmp_path, monkeypatch):
     finally:
         ray.shutdown()
         cluster.shutdown()
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_the_command_and_the_same_command_resumes(tmp_path):
+    """Standard output is JSON only, and the end is that of local processes."""
+    settings = ["epochs=60", "examples=1900", "average.start=5", "data.size=8", "evaluate_every=30"]
+    command = [sys.executable, "-m", "gadam", "train", "compare-gadam", "--json"]
+    command += [word for setting in settings for word in ("--set", setting)]
+    environment = {**os.environ, "GADAM_CHECKPOINT_SECONDS": "0"}
+    environment.pop("RAY_ADDRESS", None)
+    # A shell that runs the tests in the background makes them and their children ignore Ctrl-C.
+    process = subprocess.Popen(
+        [*command, "--launcher", "ray", "--out", str(tmp_path / "ray")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if json.loads(line)["event"] == "epoch":
+            break
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 130, errors
+    assert "Interrupted. Rerun the same command to resume." in errors
+    assert all(json.loads(line)["event"] in ("epoch", "notice") for line in output.splitlines())
+    folder = tmp_path / "ray" / "compare-gadam-0"
+    assert list(folder.glob("checkpoint-*"))
+    assert not (folder / "result.json").exists()
+    for options in (["--launcher", "ray", "--out", "ray"], ["--out", "local"]):
+        subprocess.run([*command, *options], env=environment, check=True, cwd=tmp_path)
+    assert_same_run(folder, tmp_path / "local" / "compare-gadam-0")

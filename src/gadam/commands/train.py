@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
 import tyro
 
 from gadam._names import did_you_mean, is_path
-from gadam.commands import console, recipes, sweeps
-from gadam.commands.options import Count, SweepOptions, option, parse
+from gadam.commands import console, ranks, recipes, sweeps
+from gadam.commands.options import Count, Flag, SweepOptions, option, parse
 from gadam.runs import summary
 from gadam.runs.experiment import Experiment
 from gadam.runs.files import to_json
-from gadam.runs.recipe import RecipeError
+from gadam.runs.recipe import Recipe, RecipeError
+from gadam.runs.record import RunResult
 from gadam.train import experiments
+from gadam.train.distributed import Ranks, Strategy
+from gadam.train.sweep import TrainingJob
 
 __all__ = ["run"]
 
@@ -29,6 +33,10 @@ class _Options(SweepOptions):
     """The first seed. With --seeds N, also the N - 1 seeds after it."""
     scale: sweeps.Scale = "mini"
     """mini or paper."""
+    strategy: Annotated[Strategy | None, option("{ddp,fsdp2}")] = None
+    """With torchrun: copies of the model (ddp, the default), or shards of it (fsdp2)."""
+    async_checkpoints: Flag = False
+    """With torchrun: write checkpoints while training continues."""
 
 
 def run(arguments: list[str]) -> int:
@@ -40,7 +48,25 @@ def run(arguments: list[str]) -> int:
     Returns:
         The exit code.
     """
-    options = parse(_Options, "train", arguments)
+    with ranks.one_voice():
+        options = parse(_Options, "train", arguments)
+    return ranks.with_ranks(lambda group: _train(options, group), options, options.strategy)
+
+
+def _train(options: _Options, group: Ranks) -> int:
+    with group.together():
+        name, recipe, jobs = _planned(options)
+    if group.is_distributed:
+        done = ranks.run_all(jobs, options, group, async_checkpoints=options.async_checkpoints)
+    else:
+        done = sweeps.run_all(jobs, options)
+    if group.is_first:
+        _conclude(options, name, recipe, jobs, done)
+    return 1 if any(done.get(job) is None for job in jobs) else 0
+
+
+def _planned(options: _Options) -> tuple[str, Recipe, list[TrainingJob]]:
+    """Return the recipe's name, the recipe with the settings, and the runs."""
     name, scale, first = options.recipe, options.scale, options.seed
     known = experiments.recipes(scale)
     if name not in known:
@@ -51,18 +77,27 @@ def run(arguments: list[str]) -> int:
     folder = options.folder("train" if scale == "mini" else f"train-{scale}")
     seeds = range(first, first + (options.seeds or 1))
     jobs = [sweeps.job(name, recipe, seed, folder / f"{name}-{seed}", options) for seed in seeds]
-    done = sweeps.run_all(jobs, options)
+    return name, recipe, jobs
+
+
+def _conclude(
+    options: _Options,
+    name: str,
+    recipe: Recipe,
+    jobs: list[TrainingJob],
+    done: Mapping[TrainingJob, RunResult | None],
+) -> None:
+    """Print the table of the runs."""
     sweeps.export(jobs, options)
     note = sweeps.floor_note(sweeps.known_floors([recipe]))
-    experiment = Experiment(name, recipe.method, {name: recipe}, note=note, seeds=len(seeds))
+    experiment = Experiment(name, recipe.method, {name: recipe}, note=note, seeds=len(jobs))
     table = summary.summarize(experiment, {(name, job.seed): done.get(job) for job in jobs})
     if options.json:
-        content = sweeps.summary_document(experiment, table, scale)
+        content = sweeps.summary_document(experiment, table, options.scale)
         print(to_json({"event": "summary", **content}), flush=True)
     else:
         console.print_table(experiment, table)
-        print(f"The runs are in {folder}.")
-    return 1 if any(done.get(job) is None for job in jobs) else 0
+        print(f"The runs are in {jobs[0].folder.parent}.")
 
 
 def _no_such_recipe(name: str, known: list[str]) -> str:

@@ -20,9 +20,9 @@ Example:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Literal, TypeAlias
 
 import torch
@@ -95,13 +95,13 @@ def measure(
     """
     params = [nn.Parameter(torch.ones(size, dtype=dtype)) for size in (64, 96)]
     average = gadam.Averaging(start=1)
-    make = {
+    makers: dict[str, Callable[[], torch.optim.Optimizer]] = {
         "sgd": lambda: torch.optim.SGD(params, 0.1, momentum=0.9),
         "adamw": lambda: torch.optim.AdamW(params),
         "gadam": lambda: gadam.Gadam(params, average=average),
         "gadamx": lambda: gadam.GadamX(params, average=average),
-    }[optimizer]
-    made: torch.optim.Optimizer = make()
+    }
+    made = makers[optimizer]()
     for _ in range(2):
         for p in params:
             p.grad = torch.ones_like(p)
@@ -228,16 +228,14 @@ class Network:
         return sum(len(unit) for unit in self.units)
 
 
-_LLAMA = {"words": 128_256, "kv_heads": 8}
+_llama = partial(Network.transformer, words=128_256, kv_heads=8)
 #: Networks of usual shapes: those of Llama 3 and 3.2.
 NETWORKS = {
     network.name: network
     for network in (
-        Network.transformer(
-            "1B", layers=16, width=2048, feedforward=8192, heads=32, tied=True, **_LLAMA
-        ),
-        Network.transformer("8B", layers=32, width=4096, feedforward=14_336, heads=32, **_LLAMA),
-        Network.transformer("70B", layers=80, width=8192, feedforward=28_672, heads=64, **_LLAMA),
+        _llama("1B", layers=16, width=2048, feedforward=8192, heads=32, tied=True),
+        _llama("8B", layers=32, width=4096, feedforward=14_336, heads=32),
+        _llama("70B", layers=80, width=8192, feedforward=28_672, heads=64),
     )
 }
 
@@ -318,6 +316,7 @@ class Settings:
         max_blocks: Blocks that are kept.
         refresh_batches: Batches of a BatchNorm refresh.
         checkpoint_every: Steps per checkpoint.
+        recompute: Whether the backward pass computes the activations of the blocks again.
     """
 
     strategy: Strategy = "fsdp2"
@@ -329,6 +328,7 @@ class Settings:
     max_blocks: int = 64
     refresh_batches: int = 100
     checkpoint_every: int = 500
+    recompute: bool = True
 
 
 @dataclass(frozen=True)
@@ -512,9 +512,9 @@ def _timeline(
     """
     units = list(network.units)
     sizes = [sum(math.prod(shape) for shape in unit) for unit in units]
-    # Two per parameter and example forward; twice that backward, and the forward pass again.
+    # Two per parameter and example forward; twice that backward, and maybe forward again.
     forward = [2 * size * settings.examples / machine.flops for size in sizes]
-    backward = [3 * seconds for seconds in forward]
+    backward = [(3 if settings.recompute else 2) * seconds for seconds in forward]
 
     def moved(index: int, width: int) -> float:
         if ranks == 1:

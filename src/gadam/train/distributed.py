@@ -23,6 +23,7 @@ from gadam._errors import UserError
 __all__ = [
     "ALONE",
     "EXIT_PREEMPTED",
+    "Preemption",
     "RankError",
     "Ranks",
     "Strategy",
@@ -369,7 +370,7 @@ def session(device: str = "cpu", strategy: Strategy = "ddp") -> Iterator[Ranks]:
 
 
 class Preemption:
-    """Notes SIGTERM, which schedulers send before they take a machine away.
+    """Notes SIGTERM, which schedulers send before they take a machine away, and Ctrl-C.
 
     Example:
         >>> with Preemption() as preemption:
@@ -378,21 +379,27 @@ class Preemption:
     """
 
     def __init__(self) -> None:
-        self._requested = False
-        self._before: Any = None
+        self._received: int | None = None
+        self._before: dict[int, Any] = {}
 
     def is_requested(self) -> bool:
-        """Return True if SIGTERM has arrived."""
-        return self._requested
+        """Return True if a signal has arrived."""
+        return self._received is not None
+
+    @property
+    def exit_code(self) -> int:
+        """128 and the number of the signal; that of SIGTERM if another rank has received it."""
+        return EXIT_PREEMPTED if self._received is None else 128 + self._received
 
     def __enter__(self) -> Preemption:
         if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGTERM, self._note)
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._before[number] = signal.signal(number, self._note)
         return self
 
-    def _note(self, *_: object) -> None:
-        self._requested = True
+    def _note(self, number: int, *_: object) -> None:
+        self._received = number
 
     def __exit__(self, *_: object) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGTERM, self._before)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
