@@ -21,7 +21,9 @@ from gadam.runs.files import to_json, write_atomically
 def main() -> None:
     """Parse the command line and run a command."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.evidence", description=__doc__)
-    commands = {f.__name__: f for f in (run, plan, status, verify, analyze)} | {"pilot": run_pilot}
+    commands = {f.__name__: f for f in (run, plan, status, verify, costs, analyze)} | {
+        "pilot": run_pilot
+    }
     parser.add_argument("command", choices=commands)
     parser.add_argument("tasks", nargs="*", help="tasks, in this order; the default is all")
     parser.add_argument("--workers", type=int, default=2, help="processes, one thread each")
@@ -101,6 +103,14 @@ def status(workloads: list[Workload], folder: Path, workers: int) -> None:
         print(f"{workload.name}: {len(records)} records, {used:.2f} core-hours")
         for line in tuning.summary(workload, records):
             print(f"  {line}")
+
+
+def costs(workloads: list[Workload], folder: Path, workers: int) -> None:
+    """Measure the CPU time of steps and evaluations on CIFAR-100N, in this process."""
+    from benchmarks.evidence.costs import measure
+
+    found = measure(TASKS["cifar100n-5k"], steps=60)
+    write_atomically(folder / "costs.json", (to_json(found, indent=1) + "\n").encode())
 
 
 def analyze(workloads: list[Workload], folder: Path, workers: int) -> None:

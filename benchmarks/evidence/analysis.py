@@ -106,7 +106,6 @@ def _task(workload: Workload, records: list[Record], readings: dict[str, Reading
         "seeds": len(workload.seeds),
         "rows": rows,
         "grids": _grids(workload, records),
-        "costs": _costs(records),
     }
 
 
@@ -249,27 +248,6 @@ def _on_seed_zero(
         if (trial.method, trial.knobs, trial.seed) == (contender.recorded, reading.knobs, 0):
             return value(record, reading.point, workload.metric)
     return None
-
-
-# ------------------------------------------------------------------------------------------- costs
-
-
-def _costs(records: list[Record]) -> dict[str, Document]:
-    """Return CPU milliseconds per step, and per evaluated point, of complete runs by method."""
-    found: dict[str, Document] = {}
-    for method in dict.fromkeys(r.trial.method for r in records if _is_paid(r)):
-        mine = [r for r in records if r.trial.method == method and r.diverged is None]
-        if not mine:
-            continue
-        points = [sum(map(len, record.validation.values())) for record in mine]
-        found[method] = {
-            "runs": len(mine),
-            "step": 1000 * fmean(r.seconds["train"] / r.steps for r in mine),
-            "refresh": 1000 * fmean(r.seconds.get("refresh", 0) / n for r, n in zip(mine, points)),
-            "evaluate": 1000 * fmean(r.seconds["evaluate"] / n for r, n in zip(mine, points)),
-            "averages": max(len(r.validation) for r in mine) - 1,
-        }
-    return found
 
 
 # ---------------------------------------------------------------------------------------- ablation

@@ -249,7 +249,7 @@ def test_the_page_without_any_runs(
 ) -> None:
     page = tables(analysis.summarize(lambda _: []))
     assert page["evidence-fashion-noisy"] == "No runs yet."
-    assert page["evidence-costs"] == "No runs yet."
+    assert page["evidence-grids"] == page["evidence-untuned"] == "No complete grids yet."
 
 
 # -------------------------------------------------------------------------------------- statistics
