@@ -42,7 +42,8 @@ from gadam.runs.lines import chained, read_epochs
 from gadam.runs.manifest import FileHash, Problem, check_run, check_tree, write_manifest
 from gadam.runs.record import FORMAT, EpochRecord
 from gadam.study.part import parts
-from gadam.train import experiments, loop, sweep
+from gadam.train import experiments, loop
+from gadam.train.launchers import local
 
 PATIENCE = 120.0  # seconds for a command that is not killed
 
@@ -242,10 +243,10 @@ def _fork_workers() -> None:
             end.close()
         original(*arguments)
 
-    original: Any = sweep._work
+    original: Any = local._work
     forked = SimpleNamespace(Pipe=pipe, Process=context.Process, RawValue=context.RawValue)
-    vars(sweep)["_work"] = work
-    vars(sweep)["multiprocessing"] = SimpleNamespace(get_context=lambda kind: forked)
+    vars(local)["_work"] = work
+    vars(local)["multiprocessing"] = SimpleNamespace(get_context=lambda kind: forked)
     # Drawing takes longer than all else, and reads nothing but the records.
     vars(import_module("gadam.report.write"))["write_figures"] = lambda collection, folder: []
 

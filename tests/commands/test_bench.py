@@ -82,9 +82,12 @@ def test_blocks_are_measured_over_rounds_in_which_they_end(capsys, monkeypatch, 
     monkeypatch.setitem(bench.NETWORKS, "preresnet110", lambda: iter([(30, 20), (7,)]))
     written = []
     write = BlockFolder.write
-    monkeypatch.setattr(
-        BlockFolder, "write", lambda *args: written.append(args[1].stop) or write(*args)
-    )
+
+    def note_and_write(*args):
+        written.append(args[1].stop)
+        return write(*args)
+
+    monkeypatch.setattr(BlockFolder, "write", note_and_write)
     assert main(["bench", "preresnet110", "--repetitions", "1", "--blocks", "3"]) == 0
     text = capsys.readouterr().out
     # Two blocks end before the rounds, and one in each round. Those of the second contender, and

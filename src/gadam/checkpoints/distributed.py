@@ -32,6 +32,7 @@ from gadam.runs.sharded import Reader, quiet
 
 __all__ = ["DistributedFolder"]
 
+
 class _Planner(DefaultSavePlanner):
     """Saves tensors that are computed when they are written."""
 

@@ -237,9 +237,7 @@ def _choose(requested: Sequence[str], collection: Collection) -> tuple[str, ...]
     if collection.experiment.analysis:
         return tuple(name for name in collection.experiment.analysis if name in known)
     return tuple(
-        name
-        for name, part in known.items()
-        if part.is_possible(collection) and not part.on_request
+        name for name, part in known.items() if part.is_possible(collection) and not part.on_request
     )
 
 

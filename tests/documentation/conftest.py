@@ -1,8 +1,0 @@
-"""Find the generators and checks of the documentation: they are not part of the package."""
-
-from __future__ import annotations
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
