@@ -163,3 +163,11 @@ def test_an_unknown_optimizer_and_loading_while_applied_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"accelerator\.prepare\(\) first"):
         setup.accelerator.save_state(str(tmp_path / "bad"))
     assert not list(Path(tmp_path / "bad").iterdir())
+
+
+def test_what_is_not_an_average_is_refused_at_once():
+    accelerator = Setup().accelerator
+    own = gadam.Gadam(network().parameters(), lr=0.1)
+    for wrong, hint in [(own, r"Pass optimizer\.average"), (None, r"Create one"), (PLAN, "Create")]:
+        with pytest.raises(UserError, match=hint):
+            register(accelerator, wrong)  # type: ignore[arg-type]

@@ -10,7 +10,12 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, WeightAveraging
+from lightning.pytorch.callbacks import (
+    EarlyStopping,
+    GradientAccumulationScheduler,
+    ModelCheckpoint,
+    WeightAveraging,
+)
 from torch.utils.data import DataLoader, IterableDataset
 from torchmetrics import SumMetric
 
@@ -428,6 +433,15 @@ def test_the_plan_comes_from_the_optimizer_or_from_the_number_of_steps():
     module, run, _ = fit(callback, module=Module(gadam_plan=gadam.Averaging()))
     assert callback.average is not run.optimizers[0].average  # it has no plan
     assert callback.average.averaging == gadam.Averaging.for_budget(18)
+
+
+def test_the_number_of_steps_follows_a_schedule_of_accumulation():
+    callback = AveragedWeights()
+    _, run, _ = fit(callback, GradientAccumulationScheduler({0: 3, 2: 2}))
+    assert run.global_step == 2 + 2 + 3
+    assert callback.average.averaging == gadam.Averaging.for_budget(7)
+    _, run, _ = fit(callback, GradientAccumulationScheduler({0: 3}), max_steps=4)
+    assert callback.average.averaging == gadam.Averaging.for_budget(4)
 
 
 def test_accumulation_and_clipping_count_optimizer_steps():

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from gadam.average.sampling import applied_average
 from gadam.average.wrappers import unwrapped
-from gadam.integrations.common import FrameworkError, missing
+from gadam.integrations.common import FrameworkError, check_average, missing
 
 try:
     from accelerate import Accelerator
@@ -64,7 +64,8 @@ def register(accelerator: Accelerator, average: IterateAverage) -> Registration:
         An object whose ``remove()`` undoes this.
 
     Raises:
-        FrameworkError: From ``save_state`` and ``load_state``, if the accelerator does not know the
+        FrameworkError: If the average is not one, such as its optimizer.
+            From ``save_state`` and ``load_state``, if the accelerator does not know the
             average's optimizer, so that the average would not be saved or restored. From
             ``load_state`` inside ``average.applied()``. From ``save_state`` inside it with FSDP,
             because Accelerate writes sharded weights before anything can replace them.
@@ -89,6 +90,7 @@ def register(accelerator: Accelerator, average: IterateAverage) -> Registration:
         >>> average.count
         3
     """
+    check_average(average)
 
     def check(doing: str) -> None:
         known = [unwrapped(optimizer) for optimizer in accelerator._optimizers]

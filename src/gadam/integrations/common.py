@@ -14,7 +14,14 @@ from torch.optim import Optimizer
 from gadam._errors import UserError
 from gadam.average import Averaging, IterateAverage, average_of
 
-__all__ = ["FrameworkError", "attach", "continue_at", "missing", "preserved_rng"]
+__all__ = [
+    "FrameworkError",
+    "attach",
+    "check_average",
+    "continue_at",
+    "missing",
+    "preserved_rng",
+]
 
 
 class FrameworkError(UserError):
@@ -31,6 +38,26 @@ def missing(package: str, extra: str) -> ImportError:
     return ImportError(
         f"gadam.integrations.{extra} needs {package}, which is not installed. Run "
         f"`pip install 'gadam[{extra}]'`."
+    )
+
+
+def check_average(average: object) -> None:
+    """Refuse what is not an average, such as its optimizer.
+
+    Args:
+        average: What the user passed as the average.
+
+    Raises:
+        FrameworkError: If it is not an :class:`gadam.IterateAverage`.
+    """
+    if isinstance(average, IterateAverage):
+        return
+    if isinstance(getattr(average, "average", None), IterateAverage):
+        hint = "Pass optimizer.average."
+    else:
+        hint = "Create one: gadam.IterateAverage(optimizer, plan)."
+    raise FrameworkError(
+        f"average must be a gadam.IterateAverage, got {type(average).__name__}. {hint}"
     )
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from gadam.average.sampling import applied_average
-from gadam.integrations.common import FrameworkError
+from gadam.integrations.common import FrameworkError, check_average
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -34,7 +34,8 @@ def register(fabric: Fabric, average: IterateAverage) -> None:
         average: The average. Create it with an optimizer of ``fabric.setup()``.
 
     Raises:
-        FrameworkError: From ``fabric.load`` inside ``average.applied()``.
+        FrameworkError: If the average is not one. From ``fabric.load`` inside
+            ``average.applied()``.
 
     Example:
         >>> import tempfile, torch, gadam
@@ -57,6 +58,7 @@ def register(fabric: Fabric, average: IterateAverage) -> None:
         >>> average.count
         3
     """
+    check_average(average)
     save, load = fabric.save, fabric.load
 
     def save_raw(path: Any, state: dict[str, Any], *args: Any, **kwargs: Any) -> None:

@@ -522,10 +522,28 @@ _BATCHNORM = _torch.BATCHNORM_TYPES
 def _number_of_steps(trainer: pl.Trainer) -> int:
     """Return the number of optimizer steps of the whole training, or 0 if it is not known."""
     steps = trainer.estimated_stepping_batches
+    scheduled = _steps_by_schedule(trainer)
+    if scheduled is not None:
+        steps = scheduled
     if not trainer.lightning_module.automatic_optimization and trainer.max_steps > 0:
         # Lightning counts the steps of every optimizer, and the average those of all together.
         steps = min(steps, math.ceil(trainer.max_steps / max(len(trainer.optimizers), 1)))
     return max(int(steps), 0) if math.isfinite(steps) else 0
+
+
+def _steps_by_schedule(trainer: pl.Trainer) -> int | None:
+    """Return the steps if a callback accumulates more gradients in some epochs than in others.
+
+    Lightning's own estimate ignores GradientAccumulationScheduler.
+    """
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    found = [c for c in callbacks if isinstance(c, pl.callbacks.GradientAccumulationScheduler)]
+    batches, epochs = trainer.num_training_batches, trainer.max_epochs
+    if not found or math.isinf(batches) or epochs is None or epochs < 0:
+        return None
+    per_epoch = map(found[0].get_accumulate_grad_batches, range(epochs))
+    steps = sum(math.ceil(batches / accumulated) for accumulated in per_epoch)
+    return min(steps, trainer.max_steps) if trainer.max_steps >= 0 else steps
 
 
 def _has_forward(module: pl.LightningModule) -> bool:
