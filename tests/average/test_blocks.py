@@ -10,6 +10,7 @@ import math
 import os
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 from hypothesis import given, settings
@@ -176,7 +177,28 @@ def test_complex_parameters(tmp_path):
         torch.testing.assert_close(p.detach(), torch.stack([i[0] for i in iterates[5:]]).mean(0))
 
 
-def test_long_blocks_stay_within_the_stated_error(tmp_path):
+@pytest.mark.parametrize("every", [100, 1000])
+@pytest.mark.parametrize("make", [OPTIMIZERS["sgd"], OPTIMIZERS["gadam"]])
+def test_steady_drift_stays_within_the_largest_error(make, every, tmp_path):
+    """The worst case: all roundings of an entry go in one direction."""
+    p = nn.Parameter(torch.linspace(-1, 3, 500))
+    optimizer = make([p])
+    blocks = gadam.BlockAverages(optimizer, tmp_path / "blocks", every=every)
+    drift = torch.rand(500, generator=torch.Generator().manual_seed(0))
+    total, largest = torch.zeros(500, dtype=torch.float64), torch.zeros(500)
+    for _ in range(2 * every):
+        p.grad = drift.clone()
+        optimizer.step()
+        total += p.detach()
+        largest = largest.maximum(p.detach().abs())
+    expected = total / (2 * every)
+    with blocks.applied(None):
+        error = p.detach() - expected
+    assert bool((error.abs() <= (every / 2 + 8) * 2**-24 * largest).all())
+    assert every > 100 or error.norm() <= 1e-6 * expected.norm()
+
+
+def test_long_blocks_of_random_iterates_stay_within_the_error_of_short_ones(tmp_path):
     p = nn.Parameter(torch.randn(2000))
     optimizer = torch.optim.SGD([p], lr=1e-3)
     blocks = gadam.BlockAverages(optimizer, tmp_path / "blocks", every=1000, max_blocks=2)
@@ -199,8 +221,14 @@ def test_a_step_that_is_no_boundary_is_refused_with_the_nearest_ones(tmp_path):
     train(model, optimizer, 40)
     with pytest.raises(UserError, match=r"Step 23 is not a boundary.*20 and 30"):
         blocks.model_state_dict(model, 23)
-    with pytest.raises(ValueError, match=r"Step 99 is not a boundary.*30 and 40"):
+    with pytest.raises(ValueError, match=r"Step 99 is not a boundary.*30 and 40\.$"):
         blocks.model_state_dict(model, 0, 99)
+    train(model, optimizer, 5)
+    with pytest.raises(BlockError, match=r"Step 45 .* 30 and 40\. Call finish\(\)"):
+        blocks.model_state_dict(model, 45)
+    for step in ("10", True):
+        with pytest.raises(TypeError, match="start must be the number of a step"):
+            blocks.model_state_dict(model, step)
     with pytest.raises(BlockError, match="empty"), blocks.applied(model, 20, 20):
         pass
 
@@ -804,6 +832,7 @@ def test_the_checkpoint_of_the_optimizer_carries_the_current_mean_in_its_own_typ
         ({"max_blocks": 1}, "max_blocks must be an integer of at least 2"),
         ({"stride": True}, "stride must be an integer of at least 1"),
         ({"every": 10, "stride": 3}, "stride must divide every"),
+        ({"every": 10.0}, "every must be an integer of at least 1"),
     ],
 )
 def test_invalid_settings(settings, message, tmp_path):
@@ -812,6 +841,12 @@ def test_invalid_settings(settings, message, tmp_path):
             torch.optim.SGD(linear().parameters(), lr=0.1), tmp_path / "blocks", **settings
         )
     assert not (tmp_path / "blocks").exists()
+
+
+def test_settings_may_be_integers_of_numpy(tmp_path):
+    optimizer = torch.optim.SGD(linear().parameters(), lr=0.1)
+    blocks = gadam.BlockAverages(optimizer, tmp_path / "blocks", every=numpy.int64(10))
+    assert type(blocks.every) is int
 
 
 # --------------------------------------------------------------------------------------- weightings
@@ -875,6 +910,17 @@ def test_composed_weightings_differ_by_at_most_the_stated_error(weighting, tmp_p
         torch.testing.assert_close(
             torch.cat([p.detach().flatten() for p in model.parameters()]), found
         )
+
+
+def test_a_weighting_is_no_name(tmp_path):
+    model = linear()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    blocks = gadam.BlockAverages(optimizer, tmp_path / "blocks", every=5)
+    train(model, optimizer, 10)
+    with pytest.raises(TypeError, match=r"weighting must be Mean\(\), EMA\(\)"):
+        blocks.model_state_dict(model, weighting="ema")
+    with pytest.raises(TypeError, match=r"Invalid weighting: 'ema'"):
+        blocks.weighting_error("ema")
 
 
 def test_it_cannot_be_copied(tmp_path):

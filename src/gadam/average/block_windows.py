@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,12 +79,16 @@ class BlockWindows(ABC):
             )
         start = boundaries[0] if start is None else start
         stop = boundaries[-1] if stop is None else stop
-        for step in (start, stop):
+        for name, step in (("start", start), ("stop", stop)):
+            if isinstance(step, bool) or not isinstance(step, (Real, Tensor)):
+                raise TypeError(f"Invalid {name}: {step!r}. {name} must be the number of a step.")
             if step not in boundaries:
                 near = sorted(sorted(boundaries, key=lambda b: abs(b - step))[:2])
+                current = boundaries[-1] < step <= self._loader.progress.steps
                 raise BlockError(
                     f"Step {step} is not a boundary of blocks. The nearest ones are "
                     f"{' and '.join(map(str, near))}."
+                    + (" Call finish() to end the current block now." if current else "")
                 )
         if start >= stop:
             raise BlockError(f"The window is empty: it starts at step {start} and stops at {stop}.")
@@ -113,7 +118,7 @@ class BlockWindows(ABC):
     ) -> dict[Tensor, Callable[[], Tensor]]:
         """Return functions that return the values of the parameters, one at a time."""
         window = self._window(start, stop)
-        shares = block_weights([block.count for block in window], weighting or Mean())
+        shares = block_weights([block.count for block in window], _checked(weighting))
         contents = [self._files.open(block) for block in window]
         params = {p: i for i, p in enumerate(self._state.params())}
         trained = {params[p] for p in self._state.averaged()}
@@ -279,7 +284,8 @@ class BlockWindows(ABC):
             start: A boundary, as in :meth:`model_state_dict`.
             stop: A boundary, as in :meth:`model_state_dict`.
         """
-        return misplaced_weight([block.count for block in self._window(start, stop)], weighting)
+        counts = [block.count for block in self._window(start, stop)]
+        return misplaced_weight(counts, _checked(weighting))
 
     def raw_state_dict(self, model: nn.Module) -> dict[str, Any]:
         """Return a copy of the model's state dict with the raw weights, even in :meth:`applied`.
@@ -288,3 +294,13 @@ class BlockWindows(ABC):
             model: The model that holds the parameters.
         """
         return copied_state_dict(model.state_dict(keep_vars=True), self._raw)
+
+
+def _checked(weighting: Weighting | None) -> Weighting:
+    """Return a weighting, which is the plain mean by default."""
+    if weighting is not None and not isinstance(weighting, Weighting):
+        raise TypeError(
+            f"Invalid weighting: {weighting!r}. weighting must be Mean(), EMA(), PowerEMA(), "
+            "LinearDecay() or Window()."
+        )
+    return weighting or Mean()
