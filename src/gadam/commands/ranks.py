@@ -14,7 +14,7 @@ from gadam.commands.options import SweepOptions
 from gadam.runs.recipe import RecipeError
 from gadam.runs.record import RunResult
 from gadam.train import distributed
-from gadam.train.distributed import Preemption, Ranks, Strategy
+from gadam.train.distributed import LostRank, Preemption, Ranks, Strategy
 from gadam.train.sweep import TrainingJob
 
 __all__ = ["one_voice", "run_all", "with_ranks"]
@@ -130,6 +130,8 @@ def run_all(
                     )
                     print(message, file=sys.stderr, flush=True)
                 raise SystemExit(preemption.exit_code) from None
+            except LostRank:
+                raise  # torchrun may restart the command
             except UserError as error:
                 results[job] = None
                 if ranks.is_first:

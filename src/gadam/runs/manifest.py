@@ -324,7 +324,10 @@ def missing_sections(path: Path) -> list[Path]:
 
 
 def _walk(folder: Path) -> Iterable[Path]:
-    return (path for path in folder.rglob("*.json*") if not path.name.startswith("."))
+    """Iterate over the files that may belong to a run, but not to one of its checkpoints."""
+    for path in folder.rglob("*.json*"):
+        if not path.name.startswith(".") and ".dcp" not in path.parent.name:
+            yield path
 
 
 def _damaged_lines(path: Path) -> int:

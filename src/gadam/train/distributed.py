@@ -7,9 +7,12 @@ is communicated.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import threading
+import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -23,12 +26,14 @@ from gadam._errors import UserError
 __all__ = [
     "ALONE",
     "EXIT_PREEMPTED",
+    "LostRank",
     "Preemption",
     "RankError",
     "Ranks",
     "Strategy",
     "is_first",
     "is_launched",
+    "meet",
     "session",
 ]
 
@@ -43,6 +48,10 @@ EXIT_PREEMPTED = 143
 
 class RankError(UserError, RuntimeError):
     """Another process of the run failed, so this one cannot continue."""
+
+
+class LostRank(RankError):
+    """Another process of the run died without a word, such as by SIGKILL."""
 
 
 def is_launched() -> bool:
@@ -238,8 +247,14 @@ class Ranks:
             return
         import torch.distributed as dist
 
+        kinds: dict[torch.dtype, list[Tensor]] = {}
         for buffer in model.buffers():
-            dist.broadcast(buffer, src=0)
+            kinds.setdefault(buffer.dtype, []).append(buffer)
+        for buffers in kinds.values():  # one message each
+            message = torch.cat([buffer.detach().flatten() for buffer in buffers])
+            dist.broadcast(message, src=0)
+            for buffer, part in zip(buffers, torch.split(message, [b.numel() for b in buffers])):
+                buffer.detach().copy_(part.view_as(buffer))
 
     # -------------------------------------------------------------------------------- last words
 
@@ -249,7 +264,8 @@ class Ranks:
         Args:
             error: What went wrong.
         """
-        if self.size > 1 and not isinstance(error, RankError) and not _Shared.is_shared(error):
+        is_known = isinstance(error, RankError) or _Shared.is_shared(error)
+        if self.size > 1 and not is_known and not _is_communication(error):
             with suppress(Exception):  # the store may be gone, too
                 self.store.set("failure", f"Rank {self.rank}: {describe(error)}")
 
@@ -280,7 +296,7 @@ class Ranks:
         with suppress(Exception):
             if self.store.check(["failure"]):
                 return RankError(self.store.get("failure").decode())
-        return RankError(
+        return LostRank(
             "Another process of this run died. Rerun the command to resume, or let torchrun "
             "restart it with --max-restarts."
         )
@@ -317,11 +333,13 @@ def _named(problems: Sequence[str | None]) -> str:
     return next(iter(found)) if len(set(found.values())) == 1 else " ".join(found)
 
 
-def _is_communication(error: Exception) -> bool:
+def _is_communication(error: BaseException) -> bool:
     """Return True if this may be an error of a collective operation."""
-    if isinstance(error, ConnectionError):
+    import torch.distributed as dist
+
+    if isinstance(error, ConnectionError | dist.DistError):
         return True
-    words = "gloo", "nccl", "connection", "rank", "store", "broken pipe", "timed out"
+    words = "gloo/", "nccl", "connection closed", "connection reset"
     return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words)
 
 
@@ -356,17 +374,53 @@ def session(device: str = "cpu", strategy: Strategy = "ddp") -> Iterator[Ranks]:
             )
         place = torch.device("cuda", index)
         torch.cuda.set_device(place)
-    store, rank, size = next(iter(rendezvous("env://")))
+    shared, rank, size = next(iter(rendezvous("env://")))
+    shared = c10d.PrefixStore("gadam", shared)
+    store = c10d.PrefixStore(meet(shared, rank, size), shared)
     backend = "cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo"
-    dist.init_process_group(
-        backend, store=c10d.PrefixStore("gadam", store), rank=rank, world_size=size
-    )
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size)
     try:
         control, saving = dist.new_group(backend="gloo"), dist.new_group(backend="gloo")
         words = c10d.PrefixStore("last-words", store)
         yield Ranks(rank, size, strategy, place, control, saving, words)
     finally:
         dist.destroy_process_group()
+
+
+def meet(store: Any, rank: int, size: int, seconds: float = 600.0) -> str:
+    """Wait for the other ranks, and return a name for this attempt to train. Collective.
+
+    torchrun keeps its store when it restarts the ranks, with the addresses of those that have died.
+    So each rank leaves a random name. The first one lists the names, and the list counts once all
+    ranks have found their own names in it.
+
+    Args:
+        store: The store of torchrun.
+        rank: The number of this process.
+        size: The number of processes.
+        seconds: How long to wait.
+
+    Returns:
+        The same string on all ranks, which no attempt before has used.
+
+    Raises:
+        RankError: Some ranks did not arrive.
+    """
+    name, end = uuid.uuid4().hex, time.monotonic() + seconds
+    store.set(f"rank {rank}", name)
+    names = [f"rank {i}" for i in range(size)]
+    while time.monotonic() < end:
+        if rank == 0 and store.check(names):
+            store.set("ranks", b",".join(store.multi_get(names)))
+        if store.check(["ranks"]):
+            found = store.get("ranks").decode()
+            if name in found.split(","):
+                attempt = hashlib.sha256(found.encode()).hexdigest()
+                store.set(f"{attempt} {rank}", "here")
+                if store.check([f"{attempt} {i}" for i in range(size)]):
+                    return attempt
+        time.sleep(0.05)
+    raise RankError(f"Not all {size} processes arrived within {seconds:.0f} seconds.")
 
 
 class Preemption:

@@ -337,6 +337,7 @@ class _Training:
                 continue
             if step == skipped > 0:
                 task.load_state_dict(so_far.task)
+            ranks.broadcast_buffers(task.model)  # so that a checkpoint holds those of all ranks
             if self._wishes(part, error) == _STOP:
                 raise Stopped
             if part is None:
@@ -356,7 +357,6 @@ class _Training:
             if time.monotonic() - reported > REPORT_SECONDS:
                 reported = time.monotonic()
                 self._on_progress(epoch + (step + 1) / steps, None)
-        ranks.broadcast_buffers(task.model)
         total, examples = so_far.sums(ranks)
         self._so_far = _SoFar.of(self._device)
         return total / max(examples, 1)

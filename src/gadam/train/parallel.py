@@ -7,6 +7,7 @@ rank's loss is multiplied by :math:`N s_r`, which makes it exact for parts of an
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias
@@ -46,7 +47,10 @@ def loss_of(task: Task, model: nn.Module, ranks: Ranks) -> Loss:
     """
     if ranks.size == 1 or ranks.is_sharded:
         return lambda batch: task.loss(model, batch)
-    return DistributedDataParallel(_LossModule(task, model))
+    # The loop broadcasts buffers, for both strategies.
+    known = inspect.signature(DistributedDataParallel).parameters
+    option = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+    return DistributedDataParallel(_LossModule(task, model), **{option: False})  # type: ignore[arg-type]
 
 
 def without_communication(loss: Loss, *, last: bool) -> AbstractContextManager[Any]:
