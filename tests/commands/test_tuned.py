@@ -254,6 +254,25 @@ def test_mistakes_are_explained_before_any_work(arguments, message, folder, tmp_
     assert not (tmp_path / "out").exists()
 
 
+def test_all_problems_with_settings_are_named_at_once(tmp_path, capsys):
+    wrong = ["data.name=no-such", "model=json:nope", "lrr=3", "epochs=-1", "lr=0.1"]
+    words = [word for setting in wrong for word in ("--set", setting)]
+    code, _, error = run(capsys, "compare", "--trials", "3", "--out", str(tmp_path / "x"), *words)
+    assert code == 2
+    for part in ("'no-such'", "'nope'", "'lrr'", "got -1", "The search chooses lr"):
+        assert part in error
+    assert not (tmp_path / "x").exists()
+
+
+def test_data_in_place_of_a_task_is_explained(tmp_path, capsys):
+    (tmp_path / "my photos" / "cats").mkdir(parents=True)
+    for name in ("my photos", "digits.npz"):
+        code, _, error = run(capsys, "compare", str(tmp_path / name))
+        assert code == 2
+        assert "gadam compare --set data.name=" in error
+        assert name in error
+
+
 def test_methods_by_name():
     assert chosen_methods(["GadamX,sgd", "swa"]) == ("SGD", "SWA", "GadamX")
     assert chosen_methods([]) == ()

@@ -184,17 +184,24 @@ def run_tuned(request: Request, options: SweepOptions) -> int:
 
 def _problem(request: Request, options: SweepOptions) -> _Problem:
     """Build the recipes, and check everything before any work."""
+    problems = []
     for setting in options.settings:
         if (key := setting.partition("=")[0].strip()) in _TUNED_SETTINGS:
-            raise RecipeError(f"The search chooses {key}. Remove --set {setting}.")
+            problems.append(f"The search chooses {key}. Remove --set {setting}.")
     base = _base(request, options)
-    # The start of the average follows from the epochs.
-    base = override(base, [s for s in options.settings if s.split("=")[0].strip() == "epochs"])
+    with suppress(RecipeError):  # `changed` explains it, with all other problems
+        # The start of the average follows from the epochs.
+        base = override(base, [s for s in options.settings if s.split("=")[0].strip() == "epochs"])
     recipes = {
         method: replace(method_recipe(base, method), name=f"{base.name}-{experiments.slug(method)}")
         for method in request.names
     }
-    recipes = changed(recipes, options, everywhere=False)
+    try:
+        recipes = changed(recipes, options, everywhere=False)
+    except RecipeError as error:
+        raise RecipeError(*problems, *error.problems) from None
+    if problems:
+        raise RecipeError(*problems)
     built = tasks.build(
         next(iter(recipes.values())), 0, torch.device(options.device_here), options.data_path
     )
@@ -215,6 +222,7 @@ def _base(request: Request, options: SweepOptions) -> Recipe:
     if request.task is None:
         base = experiments.get(experiments.COMPARE).recipes["SGD"]
         return replace(base, name=experiments.COMPARE, schedule=Schedule())
+    _refuse_data(request.task)
     for sentence in check_task(request.task, device=options.device_here).notices:
         if not options.json:
             print(f"note: {sentence}")
@@ -222,6 +230,16 @@ def _base(request: Request, options: SweepOptions) -> Recipe:
     batch_size = task.batch_size if isinstance(task, SupervisedTask) else Recipe.batch_size
     name = Path(request.task).stem
     return Recipe(name, "", task=own, epochs=task.epochs, batch_size=batch_size)
+
+
+def _refuse_data(task: str) -> None:
+    """Tell a user who named data instead of a task how to use it."""
+    path = Path(task)
+    if path.suffix in (".npz", ".txt") or (path.is_dir() and not (path / "__init__.py").exists()):
+        raise RecipeError(
+            f"{task} is not a Python file with a task. To compare on your own data, run `gadam "
+            f"compare --set data.name={shlex.quote(task)} --trials {DEFAULT_TRIALS}`."
+        )
 
 
 def _sampled(recipe: Recipe, steps: int, options: SweepOptions) -> Recipe:
