@@ -15,6 +15,9 @@ NAMES = {
     "ema",
     "preconditioning",
     "batch-growth",
+    "budget",
+    "start",
+    "batch-size",
 }
 
 
@@ -22,11 +25,14 @@ def test_the_figures_are_complete():
     assert set(FIGURES) == NAMES
 
 
-# test_mean_field.py compares the same simulation and prediction with fewer steps.
-SLOW = pytest.param("dependence", marks=pytest.mark.slow)
+# test_mean_field.py and test_methods.py compare the same with fewer steps.
+SLOW = {"dependence", "budget", "batch-size"}
 
 
-@pytest.mark.parametrize("name", [*sorted(NAMES - {"dependence"}), SLOW])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in sorted(NAMES)],
+)
 def test_the_simulation_agrees_with_the_prediction(name):
     """Every point is within five standard errors of the line, which has a knot there."""
     chart = FIGURES[name](1)

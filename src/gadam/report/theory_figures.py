@@ -16,6 +16,7 @@ from gadam.report.chart import Chart, Series
 from gadam.theory import closed_forms, predict
 from gadam.theory.errata import ERRATA
 from gadam.theory.mean_field import dependent
+from gadam.theory.methods import Method, Tuned, loss_by_batch_size, loss_by_budget, loss_by_start
 from gadam.theory.model import Moments, Quadratic, Segment
 from gadam.theory.noise import Absolute, FourierNoise
 from gadam.theory.simulation import Simulation, simulate, simulate_dependent
@@ -365,4 +366,121 @@ def batch_growth(seed: int) -> Chart:
         "expected excess loss",
         series,
         log_x=False,
+    )
+
+
+# Average or decay? Each method at its own best learning rate.
+
+_METHODS: dict[Method, str] = {
+    "constant": "constant rate, last iterate",
+    "average": "constant rate, average",
+    "ema": "constant rate, EMA",
+    "wsd": "constant, then linear decay (WSD)",
+    "cosine": "cosine decay",
+    "linear": "linear decay",
+}
+
+
+def _regression(noise: float = 1.0) -> Quadratic:
+    """Return 200 directions with noise proportional to their curvature, as in regression."""
+    spectrum = power_law(200, exponent=1.0)
+    return Quadratic(spectrum, noise=noise * spectrum.eigenvalues, start=1.0)
+
+
+def _simulated(model: Quadratic, tuned: Tuned, seed: int) -> Array:
+    """Return the losses of a tuned method in simulations."""
+    point = tuned.method if tuned.method in ("average", "ema") else "last"
+    result = simulate(
+        model,
+        tuned.segments(),
+        replicas=16,
+        first=tuned.first or 1,
+        decay=tuned.decay,
+        record=[tuned.steps],
+        seed=seed,
+    )
+    losses: Array = result.loss[point][0]
+    return losses
+
+
+def _compared(
+    model: Quadratic, x: ArrayLike, curves: dict[Method, list[Tuned]], shown: slice, seed: int
+) -> list[Series]:
+    """Return a line per method, and simulations of some of its points."""
+    at, series = np.asarray(x), []
+    for i, (method, curve) in enumerate(curves.items()):
+        series.append(_line(_METHODS[method], at, [each.loss for each in curve]))
+        samples = [_simulated(model, each, seed + 100 * i) for each in curve[shown]]
+        series.append(_points(_METHODS[method], at[shown], samples))
+    return series
+
+
+@_figure
+def budget(seed: int) -> Chart:
+    """Plot the loss of each method against the number of steps."""
+    model = _regression()
+    budgets = np.round(np.geomspace(30, 30_000, 7)).astype(int)
+    curves = loss_by_budget(model, budgets.tolist())
+    return Chart(
+        "At its best learning rate, the average beats every decay, more so the longer the training",
+        "Expected loss above the minimum against the number of steps, with the learning rate of "
+        "each method tuned for each number of steps, and with it the start of the average and the "
+        "decay of the EMA (200 directions with λ = 1/i, σ²/B = λ, w_0 = 1). The average keeps a "
+        "learning rate near the limit of stability, and its loss falls as 1/n. The others lower "
+        "their rates as n grows.",
+        "steps",
+        "expected excess loss",
+        _compared(model, budgets, curves, slice(1, 5, 1), seed),
+    )
+
+
+@_figure
+def start(seed: int) -> Chart:
+    """Plot the loss of the average against its start."""
+    model, steps = _regression(), 3000
+    starts = np.array([1, *range(100, steps, 100)])
+    series = []
+    for rate in (0.03, 0.1, 0.3, 1.0):
+        segment, label = Segment(steps, rate), f"α = {rate:g}"
+        losses = [moments.loss for moments in loss_by_start(model, segment, starts.tolist())]
+        series.append(_line(label, starts, losses))
+        shown = starts[4::8]
+        samples = [
+            simulate(
+                model, segment, replicas=16, first=int(s), record=[steps], seed=seed + int(s)
+            ).loss["average"][0]
+            for s in shown
+        ]
+        series.append(_points(label, shown, samples))
+    return Chart(
+        "The best start of the average depends on the learning rate",
+        "Expected loss of the average over steps T_avg to 3,000 (200 directions with λ = 1/i, "
+        "σ²/B = λ, w_0 = 1). At a high learning rate, the iterates forget their starting point "
+        "soon, and an early start is best: more iterates average out more noise. At a low "
+        "learning rate, early iterates are still far from the minimum, and a late start is best.",
+        "start of the average, T_avg",
+        "expected excess loss",
+        series,
+        log_x=False,
+    )
+
+
+@_figure
+def batch_size(seed: int) -> Chart:
+    """Plot the loss of each method against the batch size, at equal cost."""
+    model, examples, overhead = _regression(noise=10.0), 100_000, 16.0
+    sizes = 2.0 ** np.arange(0, 13, 2)
+    curves = loss_by_batch_size(model, examples, sizes, overhead=overhead)
+    return Chart(
+        "The average is best at every batch size, and its best batch is smaller",
+        "Expected loss above the minimum at equal cost, with the learning rate of each method "
+        "tuned for each batch size (200 directions with λ = 1/i, σ² = 10·λ, w_0 = 1). A step "
+        "costs its B examples plus an overhead of 16. Training costs 100,000 examples. To the left "
+        "of the optimum, overhead leaves too few examples. To the right, there are too few steps. "
+        "An average removes noise by itself, so its optimum is at a smaller batch than that of "
+        "the decays. At the largest batches, training has only tens of steps, and no method is "
+        "good.",
+        "batch size B",
+        "expected excess loss",
+        _compared(model, sizes, curves, slice(1, 7, 2), seed),
     )

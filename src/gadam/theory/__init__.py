@@ -21,6 +21,16 @@ from gadam.theory.closed_forms import (
 )
 from gadam.theory.errata import ERRATA, Erratum
 from gadam.theory.mean_field import Dependent, dependent
+from gadam.theory.methods import (
+    METHODS,
+    Method,
+    Tuned,
+    loss_by_batch_size,
+    loss_by_budget,
+    loss_by_start,
+    scheduled,
+    tune,
+)
 from gadam.theory.model import Moments, Quadratic, Segment, from_hessian
 from gadam.theory.noise import Absolute, ExactNoise, FourierNoise, Relative, summed_noise_trace
 from gadam.theory.planning import Advice, CurveAdvice, from_curve, from_measurements, plan
@@ -30,6 +40,7 @@ from gadam.theory.spectrum import Spectrum, marchenko_pastur, measured, power_la
 
 __all__ = [
     "ERRATA",
+    "METHODS",
     "Absolute",
     "Advice",
     "CurveAdvice",
@@ -37,12 +48,14 @@ __all__ = [
     "Erratum",
     "ExactNoise",
     "FourierNoise",
+    "Method",
     "Moments",
     "Quadratic",
     "Relative",
     "Segment",
     "Simulation",
     "Spectrum",
+    "Tuned",
     "average",
     "average_mean",
     "average_variance",
@@ -57,13 +70,18 @@ __all__ = [
     "last_iterate",
     "last_variance",
     "log_ball_probability",
+    "loss_by_batch_size",
+    "loss_by_budget",
+    "loss_by_start",
     "marchenko_pastur",
     "measured",
     "plan",
     "power_law",
     "regret_bound",
+    "scheduled",
     "simulate",
     "simulate_dependent",
     "squared_separation",
     "summed_noise_trace",
+    "tune",
 ]

@@ -68,6 +68,7 @@ def scheduled(
         The segments.
 
     Raises:
+        TypeError: If ``steps`` is not an integer.
         ValueError: If the schedule is unknown or a number is not positive.
 
     Example:
@@ -76,8 +77,9 @@ def scheduled(
     """
     if isinstance(schedule, str) and schedule not in SCHEDULES:
         raise ValueError(f"schedule must be one of {', '.join(SCHEDULES)}, got {schedule!r}.")
-    if steps < 1 or pieces < 1:
-        raise ValueError(f"steps and pieces must be at least 1, got {steps} and {pieces}.")
+    _check_steps(steps)
+    if pieces < 1:
+        raise ValueError(f"pieces must be at least 1, got {pieces}.")
     factor = SCHEDULES[schedule] if isinstance(schedule, str) else schedule
     edges = np.round(np.linspace(0, steps, min(pieces, steps) + 1)).astype(int).tolist()
     if schedule == "constant":
@@ -85,6 +87,13 @@ def scheduled(
     return [
         Segment(b - a, rate * factor((a + b) / 2 / steps), batch_size) for a, b in pairwise(edges)
     ]
+
+
+def _check_steps(steps: int) -> None:
+    if not isinstance(steps, int | np.integer):
+        raise TypeError(f"steps must be an integer, got {steps!r}.")
+    if steps < 1:
+        raise ValueError(f"steps must be at least 1, got {steps}.")
 
 
 @dataclass(frozen=True)
@@ -137,6 +146,7 @@ def tune(model: Quadratic, steps: int, method: Method, batch_size: float = 1.0) 
         The method at its best rate.
 
     Raises:
+        TypeError: If ``steps`` is not an integer.
         ValueError: If the method is unknown, there are no steps, or the loss has no curvature.
 
     Example:
@@ -150,8 +160,7 @@ def tune(model: Quadratic, steps: int, method: Method, batch_size: float = 1.0) 
     """
     if method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}.")
-    if steps < 1 or steps != int(steps):
-        raise ValueError(f"steps must be an integer of at least 1, got {steps}.")
+    _check_steps(steps)
     limit = model.stable_below()
     if not math.isfinite(limit):
         raise ValueError("The loss has no curvature, so it has no best learning rate.")
@@ -280,12 +289,12 @@ def loss_by_batch_size(
     Raises:
         ValueError: If the cost does not suffice for one step.
     """
-    numbers = [int(examples // (size + overhead)) for size in batch_sizes]
-    if min(numbers) < 1 or overhead < 0:
+    if overhead < 0 or not all(0 < size + overhead <= examples for size in batch_sizes):
         raise ValueError(
             "examples must suffice for one step at each batch size, and overhead must be "
             f"non-negative, got {examples:g} and {overhead:g}."
         )
+    numbers = [int(examples // (size + overhead)) for size in batch_sizes]
     return {
         method: [
             tune(model, steps, method, float(size)) for steps, size in zip(numbers, batch_sizes)

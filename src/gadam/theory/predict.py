@@ -329,6 +329,7 @@ def squared_separation(model: Quadratic, segment: Segment, steps: int | Array) -
     Raises:
         ValueError: If the iterate diverges beyond the range of floating-point numbers.
     """
+    (segment,) = as_segments([segment])
     here = _final(model, [segment])
     size = len(here.offset)
     mean = np.einsum("ijk,jk->ik", here.matrix, _start(model, size)) + here.offset
