@@ -331,6 +331,11 @@ class Stream(IterableDataset[Any]):
         ({"mode": "min"}, "The mode of accuracy is 'max'"),
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
+        ({"epochs": None}, "epochs must be a whole number, got None"),
+        ({"batch_size": "128"}, "batch_size must be a whole number, got '128'"),
+        ({"batch_size": 12.5}, r"batch_size must be a whole number, got 12\.5"),
+        ({"batch_size": True}, "batch_size must be a whole number, got True"),
+        ({"workers": -1}, "workers must be at least 0, got -1"),
         ({"loss": "mse"}, "loss must be a function of"),
     ],
 )

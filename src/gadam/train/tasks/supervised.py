@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, Protocol, SupportsIndex, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -123,9 +123,15 @@ class SupervisedTask(Task[Any]):
             )
         if not callable(loss):
             problems.append(f"loss must be a function of (outputs, targets), got {loss!r}.")
-        for name, value in (("batch_size", batch_size), ("epochs", epochs)):
-            if value < 1:
-                problems.append(f"{name} must be at least 1, got {value}.")
+        for name, value, least in (
+            ("batch_size", batch_size, 1),
+            ("epochs", epochs, 1),
+            ("workers", workers, 0),
+        ):
+            if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+                problems.append(f"{name} must be a whole number, got {value!r}.")
+            elif value.__index__() < least:
+                problems.append(f"{name} must be at least {least}, got {value}.")
         with _gathered(problems):
             self.metric, self.mode = _described(metric, mode)
         given = {"train": train, "validation": validation, "test": test}
@@ -136,10 +142,10 @@ class SupervisedTask(Task[Any]):
                     self._data[name] = _checked(split, name)
         if problems:
             raise TaskError(*problems)
-        self.batch_size, self.epochs = batch_size, epochs
+        self.batch_size, self.epochs = int(batch_size), int(epochs)
         self._metric, self._loss, self._build = metric, loss, model
         self._forward = forward or _forward_pair
-        self._collate, self._workers = collate or collate_tensors, workers
+        self._collate, self._workers = collate or collate_tensors, int(workers)
         if validation is None:
             self._data["train"], self._data["validation"] = _held_out(self._data["train"])
         if test is None:
