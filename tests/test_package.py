@@ -45,7 +45,7 @@ def test_the_core_needs_only_torch_and_nothing_heavy():
         "torch.distributed.fsdp",
     )
     assert not [name for name in loaded if name.startswith(heavy)]
-    assert len(loaded) < 30, loaded
+    assert len(loaded) < 40, loaded
 
 
 @pytest.mark.parametrize("argument", ["--help", "--version", "comparre"])

@@ -81,6 +81,7 @@ def test_parts_are_complete_and_in_order():
         "curvature",
         "density",
         "landscape",
+        "prediction",
     ]
     for name, part in found.items():
         assert part.name == name

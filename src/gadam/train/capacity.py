@@ -23,13 +23,13 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, cast
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 import gadam
+from gadam._torch import BATCHNORM_TYPES
 from gadam.runs.files import Document
 
 __all__ = [
@@ -203,12 +203,12 @@ class Network:
         """
         grouped = [list(block.parameters()) for block in blocks]
         inside = {p for group in grouped for p in group}
-        layers = [m for m in model.modules() if isinstance(m, _BatchNorm)]
+        layers = [m for m in model.modules() if isinstance(m, BATCHNORM_TYPES)]
         return cls(
             name,
             tuple(tuple(tuple(p.shape) for p in group) for group in grouped),
             tuple(tuple(p.shape) for p in model.parameters() if p not in inside),
-            tuple(layer.num_features for layer in layers),
+            tuple(cast(int, layer.num_features) for layer in layers),
         )
 
     @property
