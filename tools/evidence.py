@@ -59,6 +59,56 @@ def answer() -> str:
     return "\n".join(lines)
 
 
+COLUMNS = ("GadamX", "Gadam", "AdamW, cosine, average", "Schedule-Free AdamW", "AdamW, cosine")
+
+
+def overview() -> str:
+    """Return one row per task with final results: main methods, and ours against the best rival.
+
+    Ours and the rival are the ones that are best on validation data.
+    """
+    rows = []
+    for task in map(_task, TASKS):
+        final = {row["label"]: row for row in task["rows"] if _is_final(row, task)}
+        verdict = _verdict(task, final)
+        if verdict is None:
+            continue
+        cells = [_mean(final[label]) if label in final else "" for label in COLUMNS]
+        rows.append([f"{task['title']}, {task['metric']}", *cells, verdict])
+    if not rows:
+        return "No task has final results yet."
+    seeds = {_task(name)["seeds"] for name in TASKS}
+    caption = (
+        f"Mean ± standard error of the test metric over {min(seeds)} seeds that tuned nothing. "
+        "Every method has its own learning rate and decay, and every average its own window, from "
+        "at least nine settings, chosen on validation data. The last column compares the best of "
+        "ours with the best of all other methods, both chosen on validation data: the difference "
+        "is paired by seed, with its 95% interval, and positive if ours is better. Small networks, "
+        "half a minute of training per run. "
+        "Commands, versions, all methods: [docs/evidence.md](docs/evidence.md)."
+    )
+    table = _table(["task", *COLUMNS, "ours − best other method"], rows, caption)
+    return table.replace("---:|\n", "---|\n", 1)
+
+
+def _verdict(task: Document, final: dict[str, Document]) -> str | None:
+    """Compare the best of ours with the best rival, or return None if one is missing."""
+    sign = 1 if task["mode"] == "max" else -1
+
+    def best(rows: list[Document]) -> Document | None:
+        return max(rows, key=lambda row: sign * row["validation"], default=None)
+
+    ours = best([final[label] for label in REFERENCES if label in final])
+    rival = best([row for label, row in final.items() if not label.startswith("Gadam")])
+    if ours is None or rival is None:
+        return None
+    one = rival["differences"][ours["label"]]
+    low, high = sorted(-end for end in one["interval"])
+    names = f"{ours['label']} − {rival['label']}"
+    significance = "" if low > 0 or high < 0 else ", not significant"
+    return f"{names}: **{-one['mean']:+.2f}** ({low:+.2f} to {high:+.2f}){significance}"
+
+
 def _against(rival: Document) -> str:
     """Compare the best rival with our methods."""
     parts = []
@@ -324,6 +374,7 @@ def _read() -> Document:
 
 TABLES: dict[str, Callable[[], str]] = {
     "evidence-answer": answer,
+    "evidence-overview": overview,
     "evidence-claims": claims,
     "evidence-grids": grids,
     "evidence-untuned": untuned,
