@@ -18,11 +18,13 @@ from gadam.runs.files import Document, Json
 from gadam.runs.record import POINTS, RunResult
 from gadam.runs.summary import SeedMean
 from gadam.runs.verdict import verdicts
-from tools import RESULTS, ROOT, evidence, reproduction
+from tools import RESULTS, ROOT, evidence, reproduction, windows
 
 PAGES = (
     "README.md",
+    "docs/after-training.md",
     "docs/analysis.md",
+    "docs/blocks.md",
     "docs/checkpoints.md",
     "docs/evidence.md",
     "docs/frameworks.md",
@@ -541,6 +543,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "fig3d": lambda: measured("fig3d", "parameters", PARAMETERS),
     "tab-sharpness": lambda: sharpness("tab-sharpness"),
     **evidence.TABLES,
+    **windows.TABLES,
 }
 
 

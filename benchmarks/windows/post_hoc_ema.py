@@ -3,7 +3,7 @@
 Block averages and ema-pytorch's PostHocEMA follow the same iterates, and reconstruct the power-EMA
 of EDM2 for several widths. The truth is the weighted mean of all iterates in float64. The iterates
 are those of SGD on a quadratic with known curvature and noise, and of a weight that ramps from 0
-to 1. Results go to results/post-hoc-ema.json.
+to 1. Results go to results/post-hoc-ema.json. Install the peer with `pip install ema-pytorch`.
 """
 
 from __future__ import annotations

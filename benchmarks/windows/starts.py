@@ -1,8 +1,9 @@
 """When to start averaging, from one run per seed: `python -m benchmarks.windows.starts`.
 
-Every run stores blocks. The averages for all starts of the paper's figure are evaluated afterwards,
-and `gadam tails`' search chooses a start on validation data. Results go to results/starts.json,
-one run at a time, so a stopped command resumes.
+Every run stores blocks. `gadam tails`' search chooses a start on validation data, and then the
+default start and the choice are evaluated on test data, and so are all starts of the paper's
+figure. Some runs also compare with a greedy soup of blocks. Results go to results/starts.json, one
+run at a time, so a stopped command resumes.
 """
 
 from __future__ import annotations
@@ -37,11 +38,13 @@ class Workload:
         recipe: The recipe, with the default start.
         blocks: Steps per block. The default start is a boundary, if all epochs have equally many.
         starts: The epochs of the paper's figure, scaled to this run, by their label there.
+        greedy: Whether to compare with a greedy soup of blocks, which takes many evaluations.
     """
 
     recipe: Recipe
     blocks: int
     starts: dict[str, int]
+    greedy: bool = False
 
 
 def workloads() -> dict[str, Workload]:
@@ -64,7 +67,7 @@ def workloads() -> dict[str, Workload]:
     for row, recipe in compared.items():
         if recipe.average is not None:
             group = "" if ":" in row else "noisy labels: "
-            found[f"{group}{row}"] = Workload(recipe, 10, {})
+            found[f"{group}{row}"] = Workload(recipe, 10, {}, greedy=row == "Gadam")
     for group in ("VGG-16 Gadam", "VGG-16 GadamX", "PRN-110 Gadam", "PRN-110 GadamX"):
         found[group] = over_starts(group, 161, 14)
     found["lm-mini Gadam"] = Workload(experiments.get("lm-mini").recipes["Gadam"], 60, {})
@@ -92,6 +95,7 @@ def measure(workload: Workload, seed: int) -> Document:
         tails = Tails(run, None, torch.device("cpu"))
         validation = tails.search()
         chosen = tails.best(validation)
+        soup = tails.greedy() if workload.greedy else None
         steps = [tails.points.task.steps(epoch) for epoch in range(recipe.epochs)]
         before = tasks.steps_before_averaging(recipe, tails.points.task)
         default = nearest(tails.blocks.boundaries, before)
@@ -124,6 +128,17 @@ def measure(workload: Workload, seed: int) -> Document:
                 }.items()
             },
             "test": {str(start): tails.value("test", start) for start in {default, chosen}},
+            **(
+                {}
+                if soup is None
+                else {
+                    "greedy": {
+                        "blocks": soup.blocks,
+                        "validation": soup.value,
+                        "test": tails.soup_test(soup),
+                    }
+                }
+            ),
             "last iterate": result.iterate,
             "trained-in average": result.average,
             "cpu seconds": {
