@@ -181,7 +181,7 @@ def _over_grid(
         trial = record.trial
         if trial.method != contender.recorded or trial.seed != 0 or trial.knobs not in grid:
             continue
-        point = tuning.best_point(record, contender.target[1], workload.mode)
+        point = tuning.best_point([record], contender.target[1], workload.mode)
         number = None if point is None else value(record, point, workload.metric)
         found[trial.knobs] = math.nan if number is None else number
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from benchmarks.evidence import tuning
 from benchmarks.evidence.harness import OWN, Record, Trial
@@ -89,7 +90,7 @@ class Reading:
     Args:
         knobs: The setting that is best on validation data.
         point: The point that is read, chosen on validation data.
-        validation: Its metric on seed 0.
+        validation: Its mean metric over all seeds of the setting.
         settings: How many settings were tried.
         is_tuned: Whether all settings are measured that will be tried.
         test: The test metric by final seed.
@@ -120,8 +121,9 @@ def value(record: Record, point: str, metric: str) -> float | None:
 def read(contender: Contender, workload: Workload, records: Sequence[Record]) -> Reading | None:
     """Choose by validation data, and read the test metrics of that choice.
 
-    A point that is not tuned separately is read at the setting with final seeds that is best for
-    it.
+    Seed 0 chooses the setting. Among several averages, the one with the best mean over all seeds of
+    that setting is read: one seed alone would choose by chance. A point that is not tuned
+    separately is read at the setting with final seeds that is best for it.
 
     Args:
         contender: The row.
@@ -140,8 +142,8 @@ def read(contender: Contender, workload: Workload, records: Sequence[Record]) ->
     knobs = tuning.best(candidates, contender.method, contender.target, workload.mode)
     if knobs is None:
         return None
-    (first,) = [record for record in tried if record.trial.knobs == knobs]
-    point = tuning.best_point(first, contender.target[1], workload.mode)
+    chosen = [record for record in mine if record.trial.knobs == knobs]
+    point = tuning.best_point(chosen, contender.target[1], workload.mode)
     if point is None:
         return None
     test = {}
@@ -152,4 +154,5 @@ def read(contender: Contender, workload: Workload, records: Sequence[Record]) ->
         if number is not None:
             test[seed] = number
     is_tuned = tuning.is_tuned(workload, contender.method, list(records))
-    return Reading(knobs, point, first.final(point), len(tried), is_tuned, test)
+    validation = fmean(record.final(point) for record in chosen)
+    return Reading(knobs, point, validation, len(tried), is_tuned, test)

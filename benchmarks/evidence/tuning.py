@@ -11,8 +11,9 @@ and the best settings run on fresh seeds. A method is finished before the next o
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from statistics import fmean
 
 from benchmarks.evidence.harness import OWN, Record, Trial
 from benchmarks.evidence.methods import OWN_KNOB, Knobs, averages_itself
@@ -73,23 +74,24 @@ def score(record: Record, point: str, mode: str) -> float:
         point: A point, or :data:`AVERAGE`.
         mode: "max" or "min".
     """
-    chosen = best_point(record, point, mode)
+    chosen = best_point([record], point, mode)
     return -math.inf if chosen is None else _sign(mode) * record.final(chosen)
 
 
-def best_point(record: Record, point: str, mode: str) -> str | None:
-    """Return the point itself, or for :data:`AVERAGE` the average with the best metric.
+def best_point(records: Sequence[Record], point: str, mode: str) -> str | None:
+    """Return the point itself, or for :data:`AVERAGE` the average with the best mean metric.
 
     Args:
-        record: The run.
+        records: Runs at one setting.
         point: A point, or :data:`AVERAGE`.
         mode: "max" or "min".
 
     Returns:
-        None if it has no metric at the end.
+        None if it has no metric at the end of each run.
     """
-    points = [name for name in record.validation if name != OWN] if point == AVERAGE else [point]
-    found = {name: _sign(mode) * record.final(name) for name in points}
+    points = dict.fromkeys(name for record in records for name in record.validation if name != OWN)
+    names = points if point == AVERAGE else [point]
+    found = {name: _sign(mode) * fmean(r.final(name) for r in records) for name in names}
     kept = {name: value for name, value in found.items() if not math.isnan(value)}
     return max(kept, key=kept.__getitem__, default=None)
 
@@ -243,5 +245,5 @@ def summary(workload: Workload, records: list[Record]) -> Iterator[str]:
             recorded = f"{method.split()[0]} {schedule}".strip()
             (record,) = [r for r in records if r.trial == Trial(workload.name, recorded, knobs, 0)]
             value = abs(score(record, point, mode))
-            which = best_point(record, point, mode)
+            which = best_point([record], point, mode)
             yield f"{recorded:20} {which or '':22} {value:8.2f} at {knobs}"
