@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 endif
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: help compare test test-all chaos lint prose docs format tables sdist release-check test-torch clean
+.PHONY: help compare test test-all chaos chaos-scale lint prose docs format tables sdist release-check test-torch clean
 
 help:
 	@echo "make compare        set up .venv and compare six optimizers (five minutes)"
@@ -17,6 +17,7 @@ help:
 	@echo "make test-all       also run the long tests"
 	@echo "make test-torch     run the core's tests with the oldest and the newest torch"
 	@echo "make chaos          kill commands and damage files, and write results/chaos.json (ten minutes)"
+	@echo "make chaos-scale    do the same to runs on several ranks and on Ray (results/chaos-scale.json)"
 	@echo "make lint           check formatting, style, types, layers and prose"
 	@echo "make prose          check spelling, links and phrases only"
 	@echo "make docs           build the documentation site in build/site"
@@ -43,6 +44,9 @@ test-torch:
 
 chaos: $(VENV)/test
 	cd tests && PYTHONPATH=. ../$(BIN)/python -m chaos --out ../results/chaos.json $(ARGS)
+
+chaos-scale: $(VENV)/test
+	cd tests && PYTHONPATH=. ../$(BIN)/python -m chaos --scale --out ../results/chaos-scale.json $(ARGS)
 
 lint: $(VENV)/test $(VENV)/docs $(VENV)/lint prose
 	$(BIN)/ruff check .

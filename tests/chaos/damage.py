@@ -207,11 +207,12 @@ def differences(whole: Path, folder: Path) -> list[str]:
     wrong = []
     if numbers(whole) != numbers(folder):
         wrong.append(f"{folder.name} has other numbers than an undisturbed run")
-    wrong += [str(p) for p in check_run(folder).problems if p.path.suffix != ".pt"]
-    for pattern in ("checkpoint-*.pt", "iterates/iterate-*.pt"):
-        truth = {path.name[:-19]: path for path in whole.glob(pattern)}
+    weights = (".pt", ".dcp")
+    wrong += [str(p) for p in check_run(folder).problems if p.path.suffix not in weights]
+    for pattern in ("checkpoint-*.pt", "checkpoint-*.dcp", "iterates/iterate-*.pt"):
+        truth = {path.name.rpartition("-")[0]: path for path in whole.glob(pattern)}
         for path in folder.glob(pattern):
-            state, known = read_weights(path), truth.get(path.name[:-19])
+            state, known = read_weights(path), truth.get(path.name.rpartition("-")[0])
             if state is None or known is None:  # damaged, and nobody loads it
                 continue
             try:

@@ -14,7 +14,8 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+import uuid
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
@@ -51,14 +52,15 @@ _SMALL = ["epochs=10", "examples=1600", "data.size=8", "evaluate_every=2"]
 _AVERAGE = ["average.start=4", "keep_iterates=3"]
 
 
-def _settings(*settings: str) -> list[str]:
+def settings_of(*settings: str) -> list[str]:
+    """Return the options of a command line that set these."""
     return [word for setting in settings for word in ("--set", setting)]
 
 
 COMMANDS = {
-    "train": ["train", "compare-gadam", *_settings(*_SMALL, *_AVERAGE, "model=logistic")],
-    "compare": ["compare", "--seeds", "1", *_settings(*_SMALL, *_AVERAGE, "model=logistic")],
-    "reproduce": ["reproduce", "mnist-logistic", "--seeds", "1", *_settings(*_SMALL, *_AVERAGE)],
+    "train": ["train", "compare-gadam", *settings_of(*_SMALL, *_AVERAGE, "model=logistic")],
+    "compare": ["compare", "--seeds", "1", *settings_of(*_SMALL, *_AVERAGE, "model=logistic")],
+    "reproduce": ["reproduce", "mnist-logistic", "--seeds", "1", *settings_of(*_SMALL, *_AVERAGE)],
     "analyze": ["analyze", "--parts", "diversity,ensemble,rate"],
 }
 TARGETS = ("parent", "worker", "group")
@@ -116,16 +118,25 @@ class Program:
         arguments: The command line after `gadam`.
         log: Where its output goes.
         real: Start a new interpreter, as a user does.
+        ranks: Processes that torchrun starts. 0 is for a command without torchrun.
     """
 
-    def __init__(self, arguments: Sequence[str], log: Path, *, real: bool = False) -> None:
+    def __init__(
+        self, arguments: Sequence[str], log: Path, *, real: bool = False, ranks: int = 0
+    ) -> None:
         self.log = log
         self._code: int | None = None
         self._popen: subprocess.Popen[bytes] | None = None
         if real:
             with log.open("wb") as output:
                 self._popen = subprocess.Popen(
-                    [sys.executable, "-m", "gadam", *arguments],
+                    [
+                        sys.executable,
+                        *(_torchrun(ranks) if ranks else ()),
+                        "-m",
+                        "gadam",
+                        *arguments,
+                    ],
                     stdout=output,
                     stderr=output,
                     start_new_session=True,
@@ -134,7 +145,7 @@ class Program:
             return
         self.pid = os.fork()
         if self.pid == 0:
-            _become(list(arguments), log)
+            _become(list(arguments), log, ranks)
 
     def wait(self, seconds: float) -> int | None:
         """Return the exit code, or None if it has not ended in time.
@@ -208,7 +219,45 @@ def warm_up(home: Path) -> None:
     parts()
 
 
-def _become(arguments: list[str], log: Path) -> None:
+def _torchrun(ranks: int) -> list[str]:
+    if not ranks:
+        return []
+    options = [f"--nproc-per-node={ranks}", "--max-restarts=1", "--monitor-interval=0.1"]
+    return ["-m", "torch.distributed.run", "--standalone", *options]
+
+
+def _launch(arguments: list[str], ranks: int) -> int:
+    """Do what torchrun does, with forked ranks."""
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=ranks,
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=1,
+        monitor_interval=0.1,
+        start_method="fork",
+    )
+    try:
+        elastic_launch(config, _rank)(arguments)
+    except ChildFailedError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+def _rank(arguments: list[str]) -> None:
+    code = main(arguments)
+    sys.stdout.flush()
+    if code:
+        sys.exit(code)
+
+
+def _become(arguments: list[str], log: Path, ranks: int = 0) -> None:
     """Turn a forked process into the command."""
     code = 70
     try:
@@ -217,7 +266,7 @@ def _become(arguments: list[str], log: Path) -> None:
         os.dup2(output, 1)
         os.dup2(output, 2)
         _fork_workers()
-        code = main(arguments)
+        code = _launch(arguments, ranks) if ranks else main(arguments)
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else 1
     except BaseException:
@@ -251,7 +300,9 @@ def _fork_workers() -> None:
     vars(import_module("gadam.report.write"))["write_figures"] = lambda collection, folder: []
 
 
-def finish(arguments: Sequence[str], log: Path, tally: Tally, *, real: bool = False) -> bool:
+def finish(
+    arguments: Sequence[str], log: Path, tally: Tally, *, real: bool = False, ranks: int = 0
+) -> bool:
     """Run a command to its end. Count it as lost if it fails.
 
     Args:
@@ -259,9 +310,10 @@ def finish(arguments: Sequence[str], log: Path, tally: Tally, *, real: bool = Fa
         log: Where its output goes.
         tally: What to count in.
         real: As for :class:`Program`.
+        ranks: As for :class:`Program`.
     """
     for _ in range(5):
-        program = Program(arguments, log, real=real)
+        program = Program(arguments, log, real=real, ranks=ranks)
         code = program.wait(PATIENCE)
         if code is None:
             program.kill("group", random.Random(0))
@@ -289,17 +341,38 @@ def kills(home: Path, count: int, rng: random.Random) -> dict[str, Tally]:
         count: How many kills.
         rng: The source of randomness.
     """
-    tallies = {f"kill {name}, {target}": Tally() for name in COMMANDS for target in TARGETS}
-    durations = {}
     warm_up(home)
-    for name in COMMANDS:
+    return kill_commands(home, COMMANDS, TARGETS, count, rng)
+
+
+def kill_commands(
+    home: Path,
+    commands: Mapping[str, list[str]],
+    targets: Sequence[str],
+    count: int,
+    rng: random.Random,
+    ranks: int = 0,
+) -> dict[str, Tally]:
+    """Kill commands; see :func:`kills`.
+
+    Args:
+        home: A folder for the runs.
+        commands: Their command lines after `gadam`, by name.
+        targets: What to kill of each.
+        count: How many kills.
+        rng: The source of randomness.
+        ranks: As for :class:`Program`.
+    """
+    jobs = [(name, target) for name in commands for target in targets]
+    tallies = {f"kill {name}, {target}": Tally() for name, target in jobs}
+    durations = {}
+    for name, command in commands.items():
         tally = tallies[f"kill {name}, parent"]
         began = time.monotonic()
-        arguments = _prepared(name, home, home / f"{name}-whole")
-        if not finish(arguments, home / "log", tally):
+        arguments = _prepared(command, home, home / f"{name}-whole")
+        if not finish(arguments, home / "log", tally, ranks=ranks):
             return tallies
         durations[name] = time.monotonic() - began
-    jobs = [(name, target) for name in COMMANDS for target in TARGETS]
     share = -(-count // len(jobs))
     for name, target in jobs:
         tally = tallies[f"kill {name}, {target}"]
@@ -309,9 +382,9 @@ def kills(home: Path, count: int, rng: random.Random) -> dict[str, Tally]:
         # From the start of the command, or from that of its workers.
         span = durations[name] * (0.4 if target == "worker" else 1.0)
         while tally.tried < share:
-            arguments = _prepared(name, home, torn, keep=since > 0)
+            arguments = _prepared(commands[name], home, torn, keep=since > 0)
             real = rng.random() < 0.05
-            program = Program(arguments, home / "log", real=real)
+            program = Program(arguments, home / "log", real=real, ranks=ranks)
             while target == "worker" and not program.workers() and program.wait(0) is None:
                 pass
             # A new interpreter takes longer to get anywhere.
@@ -326,20 +399,20 @@ def kills(home: Path, count: int, rng: random.Random) -> dict[str, Tally]:
             elif not real:
                 span *= 0.8  # it is faster than an undisturbed one: part of the work is done
             if code == 0 or since >= 10 or tally.tried == share:
-                if since and finish(arguments, home / "log", tally):
-                    _compare(name, home / f"{name}-whole", torn, tally)
-                shutil.rmtree(torn)
+                if since and finish(arguments, home / "log", tally, ranks=ranks):
+                    compare(commands[name][0], home / f"{name}-whole", torn, tally)
+                shutil.rmtree(torn, ignore_errors=True)
                 since = 0
     return tallies
 
 
-def _prepared(name: str, home: Path, folder: Path, *, keep: bool = False) -> list[str]:
+def _prepared(command: list[str], home: Path, folder: Path, *, keep: bool = False) -> list[str]:
     """Return the command line for a folder; what it analyzes is copied there."""
-    if name == "analyze":
+    if command[0] == "analyze":
         if not keep:
             fresh_copy(home / "reproduce-whole", folder)
-        return [COMMANDS[name][0], str(folder), *COMMANDS[name][1:]]
-    return [*COMMANDS[name], "--out", str(folder)]
+        return [command[0], str(folder), *command[1:]]
+    return [*command, "--out", str(folder)]
 
 
 def _check_torn(folder: Path, tally: Tally) -> None:
@@ -357,11 +430,20 @@ def _check_torn(folder: Path, tally: Tally) -> None:
         tally.note("lost", f"after a kill, collect raised {error!r}")
 
 
-def _compare(name: str, whole: Path, torn: Path, tally: Tally) -> None:
+def compare(name: str, whole: Path, torn: Path, tally: Tally) -> None:
+    """Count what differs between the results of a command and of an undisturbed one as wrong.
+
+    Args:
+        name: The command.
+        whole: The folder of an undisturbed one.
+        torn: The folder of a disturbed one.
+        tally: What to count in.
+    """
     wrong = []
     for path in sorted(whole.glob("*/result.json")):
         wrong += differences(path.parent, torn / path.parent.name)
-    strays = [p.name for p in torn.rglob(".*") if p.name not in (".lock", ".analysis.lock")]
+    kept = ".lock", ".analysis.lock", ".metadata"  # of a checkpoint of several ranks
+    strays = [p.name for p in torn.rglob(".*") if p.name not in kept]
     wrong += [f"{stray} was left behind" for stray in strays]
     if name == "analyze":
         a, b = (read_json(folder / "analysis.json")["parts"] for folder in (whole, torn))
@@ -487,7 +569,13 @@ def _isolated(tally: Tally, task: Callable[[], list[str]]) -> None:
 # ------------------------------------------------------------------------------- disks and pairs
 
 
-def full_disks(home: Path, count: int, rng: random.Random) -> dict[str, Tally]:
+def full_disks(
+    home: Path,
+    count: int,
+    rng: random.Random,
+    command: Sequence[str] = tuple(COMMANDS["train"]),
+    ranks: int = 0,
+) -> dict[str, Tally]:
     """Let the disk run full while a run trains, then make room and resume it.
 
     A small file system in memory fills up, if one can be mounted. Otherwise, writes fail as on a
@@ -497,10 +585,12 @@ def full_disks(home: Path, count: int, rng: random.Random) -> dict[str, Tally]:
         home: A folder for the runs.
         count: How many times.
         rng: The source of randomness.
+        command: The command line after `gadam`.
+        ranks: As for :class:`Program`.
     """
     tally = Tally()
     whole = home / "disk-whole"
-    if not finish([*COMMANDS["train"], "--out", str(whole)], home / "log", tally):
+    if not finish([*command, "--out", str(whole)], home / "log", tally, ranks=ranks):
         return {"full disk": tally}
     place = home / "disk"
     place.mkdir()
@@ -509,22 +599,23 @@ def full_disks(home: Path, count: int, rng: random.Random) -> dict[str, Tally]:
         tally.tried += 1
         kilobytes = 4 * max(1, round(rng.uniform(0.1, 1.0) * size / 4096))
         mounted = _mount(place, kilobytes)
-        arguments = [*COMMANDS["train"], "--out", str(place / "runs")]
+        arguments = [*command, "--out", str(place / "runs")]
         if mounted:
-            program = Program(arguments, home / "log")
+            program = Program(arguments, home / "log", ranks=ranks)
         else:
-            program = _failing_program(arguments, home / "log", rng.randint(1, 40))
+            program = _failing_program(arguments, home / "log", rng.randint(1, 40), ranks)
         code = program.wait(PATIENCE)
         program.clean_up()
         text = (home / "log").read_text(errors="replace")
-        if code is None or "Traceback" in text:
+        # torchrun prints a traceback of its own when a rank fails.
+        if code is None or ("src/gadam/" if ranks else "Traceback") in text:
             tally.note("lost", f"on a full disk, train ended with {code}: {text[-800:]}")
         if (place / "runs").exists():
             _check_torn(place / "runs", tally)
         if mounted:
             subprocess.run(["mount", "-o", "remount,size=100m", str(place)], check=True)
-        if finish(arguments, home / "log", tally):
-            _compare("train", whole, place / "runs", tally)
+        if finish(arguments, home / "log", tally, ranks=ranks):
+            compare("train", whole, place / "runs", tally)
         shutil.rmtree(place / "runs", ignore_errors=True)
         if mounted:
             subprocess.run(["umount", str(place)], check=True)
@@ -539,7 +630,7 @@ def _mount(place: Path, kilobytes: int) -> bool:
         return False
 
 
-def _failing_program(arguments: list[str], log: Path, after: int) -> Program:
+def _failing_program(arguments: list[str], log: Path, after: int, ranks: int = 0) -> Program:
     """Start a command in which every sync after some fails."""
     original, calls = os.fsync, iter(range(10**9))
 
@@ -550,7 +641,7 @@ def _failing_program(arguments: list[str], log: Path, after: int) -> Program:
 
     vars(files.os)["fsync"] = full
     try:
-        return Program(arguments, log)
+        return Program(arguments, log, ranks=ranks)
     finally:
         vars(files.os)["fsync"] = original
 
