@@ -77,7 +77,7 @@ def victim(folder: Path, started: Event) -> None:
 
 def contents(folder: Path) -> tuple[list[int], dict[str, bytes]]:
     """Return the boundaries, and the files of the blocks that count."""
-    listed = json.loads((folder / "blocks" / "manifest.json").read_text())["blocks"]
+    listed = json.loads((folder / "blocks" / "blocks.json").read_text())["blocks"]
     names = [f"{b['start']:012d}-{b['stop']:012d}.safetensors" for b in listed]
     boundaries = [block["start"] for block in listed] + [listed[-1]["stop"]]
     return boundaries, {name: (folder / "blocks" / name).read_bytes() for name in names}
@@ -115,10 +115,10 @@ def test_killed_runs_resume_to_the_same_blocks(tmp_path):
             continue
         kills += 1
         files = {path.name for path in (folder / "blocks").iterdir()}
-        committed = json.loads((folder / "blocks" / "manifest.json").read_text())
+        committed = json.loads((folder / "blocks" / "blocks.json").read_text())
         known = [committed["blocks"], *committed["checkpoints"].values()]
         names = {f"{b['start']:012d}-{b['stop']:012d}.safetensors" for part in known for b in part}
-        during_writes += bool(files - names - {"manifest.json"})
+        during_writes += bool(files - names - {"blocks.json"})
         if (folder / "checkpoint.pt").exists():
             shutil.copytree(folder, copy)
             train(copy)
@@ -152,10 +152,10 @@ def test_damage_at_a_random_place_is_named_or_harmless(trained, tmp_path, kind, 
     folder = tmp_path / "blocks"
     shutil.copytree(trained, folder)
     generator = random.Random(seed)
-    listed = json.loads((folder / "manifest.json").read_text())["blocks"]
+    listed = json.loads((folder / "blocks.json").read_text())["blocks"]
     block = generator.choice(listed)
     name = f"{block['start']:012d}-{block['stop']:012d}.safetensors"
-    path = folder / (name if kind == "block" else "manifest.json")
+    path = folder / (name if kind == "block" else "blocks.json")
     content = bytearray(path.read_bytes())
     place = generator.randrange(len(content))
     how = generator.choice(["flip", "cut", "zero", "swap", "append"])

@@ -712,7 +712,7 @@ def test_damage_is_found(damage, tmp_path):
     elif damage == "delete":
         path.unlink()
     else:
-        manifest = folder / "manifest.json"
+        manifest = folder / "blocks.json"
         text = manifest.read_text()
         manifest.write_text(
             text[:100] if damage == "gap" else text.replace('"stop": 10', '"stop": 9')

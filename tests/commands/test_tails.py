@@ -105,6 +105,17 @@ def test_command(folder, capsys, monkeypatch):
     assert f"Test data of this run was read for: start {best['start']}.\n" in text
 
 
+def test_a_run_with_blocks_and_tails_verifies(folder, capsys):
+    assert main(["tails", str(folder)]) == 0
+    capsys.readouterr()
+    assert main(["verify", str(folder)]) == 0
+    assert capsys.readouterr().out.startswith("1 run: 1 matches its manifest")
+    result = folder / "tails.json"
+    result.write_text(result.read_text().replace('"stop":', '"stopp":', 1))
+    assert main(["verify", str(folder)]) == 1
+    assert "tails.json is damaged" in capsys.readouterr().out
+
+
 def test_blocks_of_another_run_are_refused(folder, tmp_path, capsys):
     train(replace(RECIPE, epochs=4), tmp_path / "other", seed=1)
     shutil.rmtree(folder / "blocks")

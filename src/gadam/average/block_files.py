@@ -31,7 +31,7 @@ from gadam.average.export import import_safetensors, overwrite_error, place_file
 
 __all__ = ["Block", "BlockFolder", "Manifest", "blocks_from", "pair_to_merge"]
 
-_MANIFEST = "manifest.json"
+_MANIFEST = "blocks.json"  # not the name of a run's manifest, which `gadam verify` looks for
 _FORMAT = 1
 _BLOCK_FILE = re.compile(r"\.?\d{12,}-\d{12,}\.safetensors(\.\d+)?")
 _CHUNK = 1 << 20

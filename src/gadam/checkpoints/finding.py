@@ -88,7 +88,7 @@ def _inside(path: Path) -> list[Path]:
                 f"{path} has no iterates and no checkpoints. Train with --set keep_iterates=10."
             )
         return kept
-    if (path / "manifest.json").is_file() and any(map(_BLOCK.fullmatch, os.listdir(path))):
+    if (path / "blocks.json").is_file() and any(map(_BLOCK.fullmatch, os.listdir(path))):
         # The means of blocks need the weights in the manifest, which BlockAverages knows.
         raise CheckpointError(
             f"{path} is a folder of gadam.BlockAverages. Use its model_state_dict(model, start, "

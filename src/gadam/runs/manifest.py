@@ -283,11 +283,11 @@ def check_tree(folder: Path, *, weights: bool = False) -> Iterator[RunCheck | Pr
     for path in _walk(folder):
         if path.name in names:
             runs.add(path.parent)
-        elif path.name in ("experiment.json", "summary.json", "analysis.json") or (
+        elif path.name in ("experiment.json", "summary.json", "analysis.json", "tails.json") or (
             path.parent.name == "sections" and path.suffix == ".json"
         ):
             sealed.append(path)
-        elif path.name == "analysis.jsonl":
+        elif path.name in ("analysis.jsonl", "tails.jsonl"):
             notebooks.append(path)
     for run in sorted(runs):
         yield check_run(run, weights=weights)

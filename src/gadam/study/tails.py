@@ -210,7 +210,7 @@ class Tails:
     @cached_property
     def _identity(self) -> str:
         """A name of the blocks that changes if they do."""
-        manifest = self.run.folder / "blocks" / "manifest.json"
+        manifest = self.run.folder / "blocks" / "blocks.json"
         return hashlib.sha256(manifest.read_bytes()).hexdigest()
 
     def search(
