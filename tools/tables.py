@@ -11,6 +11,8 @@ import json
 import sys
 from collections.abc import Callable, Iterable
 from functools import cache
+from math import atanh, tanh
+from statistics import correlation
 
 from gadam.runs.archive import opened, read_archive
 from gadam.runs.collect import collect
@@ -203,6 +205,21 @@ def chaos() -> str:
     return _table(["fault", *_OUTCOMES], rows, caption)
 
 
+def chaos_scale() -> str:
+    """Return how often faults were injected into ranks and Ray clusters, and what came of them."""
+    report = _read("chaos-scale")
+    rows = [[name, *map(str, tally.values())] for name, tally in report["faults"].items()]
+    total = [sum(tally[key] for tally in report["faults"].values()) for key in _OUTCOMES]
+    rows.append(["**all**", *(f"**{number}**" for number in total)])
+    machine = report["machine"]
+    caption = (
+        f"Command: `{report['command']}` (seed {report['seed']}, {report['seconds'] / 60:.0f} "
+        f"minutes on {machine['cores']} cores, torch {report['versions']['torch']}, gloo). Source: "
+        "`results/chaos-scale.json`."
+    )
+    return _table(["fault", *_OUTCOMES], rows, caption)
+
+
 def checkpoint_memory() -> str:
     """Return how much memory averages of checkpoints take."""
     report = _read("checkpoint-memory")
@@ -286,6 +303,28 @@ def capacity_time() -> str:
     return _table(header, rows, caption)
 
 
+def capacity_seconds() -> str:
+    """Return predicted and measured times of a step on 1, 2 and 3 ranks."""
+    found = _read("capacity").get("seconds", [])
+    source = "Source: `results/capacity.json`, written by `python -m benchmarks.capacity`."
+    if not found:
+        return f"Not measured yet on an idle machine. {source}"
+    rows = [
+        [
+            str(row["ranks"]),
+            *(f"{1000 * row[key]:.1f}" for key in ("measured", "predicted", "communication")),
+            f"{row['predicted'] / row['measured']:.2f}",
+        ]
+        for row in found
+    ]
+    caption = (
+        "Milliseconds per step with FSDP2 (gloo, one thread per rank), median of 7 steps. Ranks "
+        f"share the cores and the memory of one machine. {source}"
+    )
+    header = ["ranks", "measured", "predicted", "of it, communication", "predicted / measured"]
+    return _table(header, rows, caption)
+
+
 def capacity_storage() -> str:
     """Return what the file system of a large run holds."""
     report = _read("capacity")
@@ -337,7 +376,7 @@ def compare(name: str, *, answer: bool = False) -> str:
                 f"{optimizer['lr']:g}, {optimizer['weight_decay']:.2g}",
                 _text(_seed_mean(row["iterate"])),
                 _text(_seed_mean(row["average"])),
-                "" if gain is None else f"{gain.mean:+.2f} ± {gain.interval:.2f}",
+                "" if gain is None else f"{gain.mean:+.2f} ± {gain.interval or 0:.2f}",
             ]
         )
     header = [
@@ -443,11 +482,31 @@ def sharpness(name: str) -> str:
         runs = min(point[key]["runs"] for point in points.values() for key in SHARPNESS)
         cells = [label + (f" ({runs} of {seeds} seeds)" if runs < seeds else "")]
         for key in SHARPNESS:
-            first, *others = [f"{point[key]['mean']:.3g}" for point in points.values()]
+            first, *others = [_rounded(point[key]) for point in points.values()]
             cells.append(first + "".join(f" ({other})" for other in others))
         rows.append(cells)
-    caption = f"Means over {seeds} seeds. {_provenance(name)}"
+    caption = f"Means ± standard errors over {seeds} seeds. {_provenance(name)}"
     return _table(["method", *SHARPNESS.values()], rows, caption)
+
+
+def flatness(name: str) -> str:
+    """Return how curvature and test accuracy are correlated over the rows of the table.
+
+    Args:
+        name: The archive of the experiment.
+    """
+    values = _read_files(name)["analysis.json"]["parts"]["curvature"]["values"]
+    points = [next(iter(found.values())) for found in values.values()]
+    texts = []
+    for key in ("spectral norm", "squared norm a parameter", "trace a parameter"):
+        pairs = [(point[key]["mean"], point["test"]["mean"]) for point in points]
+        r = correlation(*zip(*pairs))
+        low, high = (tanh(atanh(r) + z / (len(pairs) - 3) ** 0.5) for z in (-1.96, 1.96))
+        texts.append(f"{r:.2f} for {SHARPNESS[key]} (95 % interval {low:.2f} to {high:.2f})")
+    return (
+        f"Over the {len(points)} rows, the correlation of test accuracy with the curvature at the "
+        f"final point is {', '.join(texts)}."
+    )
 
 
 def errata() -> str:
@@ -483,7 +542,7 @@ def _rounded(value: Json) -> str:
     if isinstance(value, dict):
         if value["mean"] is None:
             return ""
-        error = "" if value["error"] is None else f" ± {value['error']:.1g}"
+        error = "" if value["error"] is None else f" ± {float(format(value['error'], '.1g')):g}"
         return f"{value['mean']:.3g}{error}"
     return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
 
@@ -529,9 +588,11 @@ TABLES: dict[str, Callable[[], str]] = {
     "fig-tavg": lambda: language("fig-tavg"),
     "curvature": curvature,
     "chaos": chaos,
+    "chaos-scale": chaos_scale,
     "checkpoint-memory": checkpoint_memory,
     "capacity-memory": capacity_memory,
     "capacity-time": capacity_time,
+    "capacity-seconds": capacity_seconds,
     "capacity-storage": capacity_storage,
     "frameworks-lightning": lambda: frameworks("lightning"),
     "frameworks-transformers": lambda: frameworks("transformers"),
@@ -542,6 +603,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "fig2d": lambda: measured("fig2d", "rate", RATE),
     "fig3d": lambda: measured("fig3d", "parameters", PARAMETERS),
     "tab-sharpness": lambda: sharpness("tab-sharpness"),
+    "flatness": lambda: flatness("tab-sharpness"),
     **evidence.TABLES,
     **windows.TABLES,
 }
