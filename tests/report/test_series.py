@@ -102,3 +102,9 @@ def test_floors_come_from_the_experiment(tmp_path):
     collection = collect([tmp_path])
     assert series.floors(collection) == {"perplexity": 7.5}  # no row is rated by accuracy
     assert series.floors(collection, "validation") == {}
+
+
+def test_equal_gains_are_no_evidence():
+    assert series.Gain("SWA", "SGD", 1.0, 1.0, 1.0, seeds=3).evidence == "not significant"
+    assert series.Gain("SWA", "SGD", 1.0, 0.5, 1.5, seeds=3).evidence == "significant"
+    assert series.Gain("SWA", "SGD", 1.0, 1.0, 1.0, seeds=1).evidence == "one seed"

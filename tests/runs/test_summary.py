@@ -220,10 +220,18 @@ def test_tasks_have_titles_that_tell_them_apart_and_rows_short_names():
 
 def test_small_values_keep_three_digits():
     results = {("AdamW", s): result(0.0121 + 4e-4 * s) for s in (0, 1)}
-    results |= {("Gadam", s): result(0.0, 0.0131 + 4e-4 * s) for s in (0, 1)}
+    results |= {("Gadam", s): result(0.0, 0.0131 + 4.1e-4 * s) for s in (0, 1)}
     cells = summary.cells(summarize(BOTH, results)[1])
     assert cells[2] == "0.0133 ± 0.0002"
-    assert cells[3] == "+0.0010 (+0.0010 to +0.0010) over AdamW"
+    assert cells[3] == "+0.0010 (+0.0009 to +0.0011) over AdamW"
+
+
+def test_equal_gains_have_no_interval():
+    same, different = SeedMean.of([1.0, 1.0, 1.0 + 1e-15]), SeedMean.of([1e-9, 2e-9])
+    assert same is not None
+    assert same.bounds is None
+    assert different is not None
+    assert different.bounds is not None
 
 
 @given(st.lists(st.floats(-1e3, 1e3), min_size=3, max_size=3), st.integers(0, 6))

@@ -181,9 +181,15 @@ def test_tasks_are_judged_separately():
         ),
         (
             [80.0, 81.0, 82.0],
-            [79.0, 80.0, 81.0],
-            "SGD is best: 81.0 % accuracy. Averaging does not help: SWA has -1.0 points against "
-            "SGD (95 % interval -1.0 to -1.0).",
+            [79.0, 80.0, 80.7],
+            "SGD is best: 81.0 % accuracy. Averaging does not help: SWA has -1.1 points against "
+            "SGD (95 % interval -1.5 to -0.7).",
+        ),
+        (
+            [80.0, 80.2, 82.0],
+            [81.0, 81.2, 83.0],
+            "SWA is best: 81.7 % accuracy, +1.0 points over SGD. The gain of all seeds is the "
+            "same, which gives no interval: the difference may be chance.",
         ),
         (
             [80.0, 81.0],
@@ -217,11 +223,11 @@ def test_sentences(sgd, swa, expected):
 
 def test_a_choice_that_test_data_contradict():
     found = {("SGD", s): result(80.0 + s, 70.0) for s in range(3)}
-    found |= {("SWA", s): result(78.0 + s, 71.0) for s in range(3)}
+    found |= {("SWA", s): result(78.0 + 1.1 * s, 71.0) for s in range(3)}
     two = Experiment("e", "t", {row: ROWS[row] for row in ("SGD", "SWA")})
     assert only(two, found).sentence() == (
-        "SWA is best on validation data: 79.0 % accuracy on test data. SGD is better there: SWA "
-        "has -2.0 points against SGD (95 % interval -2.0 to -2.0)."
+        "SWA is best on validation data: 79.1 % accuracy on test data. SGD is better there: SWA "
+        "has -1.9 points against SGD (95 % interval -2.1 to -1.7)."
     )
 
 

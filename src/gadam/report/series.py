@@ -99,7 +99,7 @@ class Gain:
         label: The row.
         base: The row it is compared with.
         mean: The mean gain; positive is better.
-        low: The lower end of the 95 % interval; the mean if there is one seed.
+        low: The lower end of the 95 % interval; the mean if there is no interval.
         high: The upper end.
         seeds: The number of seeds that both have.
     """
@@ -116,7 +116,8 @@ class Gain:
         """What the interval says, as the chart's legend does."""
         if self.seeds < 2:
             return "one seed"
-        return "not significant" if self.low <= 0 <= self.high else "significant"
+        known = self.low < self.high
+        return "significant" if known and not self.low <= 0 <= self.high else "not significant"
 
 
 def method_names(collection: Collection) -> dict[str, str]:

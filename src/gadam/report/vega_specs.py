@@ -191,7 +191,7 @@ def _numbers(gain: Gain) -> str:
     largest = max(abs(gain.low), abs(gain.high))
     digits = 2 if largest >= 0.1 else decimals(largest)
     mean, low, high = signed((gain.mean, gain.low, gain.high), digits)
-    return (mean if gain.seeds < 2 else f"{mean} ({low} to {high})").replace("-", "−")
+    return (f"{mean} ({low} to {high})" if gain.low < gain.high else mean).replace("-", "−")
 
 
 # ----------------------------------------------------------------------------------------- curves

@@ -73,14 +73,17 @@ class SeedMean:
 
     @property
     def interval(self) -> float | None:
-        """Half the width of the 95 % confidence interval."""
-        if self.error is None:
+        """Half the width of the 95 % confidence interval, or None if the spread is not known.
+
+        Equal values, such as accuracies on few examples, say nothing about the spread.
+        """
+        if self.error is None or self.error <= 1e-12 + 1e-9 * abs(self.mean):
             return None
         return self.error * _student(self.count - 1)
 
     @property
     def bounds(self) -> tuple[float, float] | None:
-        """The ends of the 95 % confidence interval."""
+        """The ends of the 95 % confidence interval, or None if the spread is not known."""
         half = self.interval
         return None if half is None else (self.mean - half, self.mean + half)
 

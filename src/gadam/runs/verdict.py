@@ -31,6 +31,9 @@ __all__ = ["Verdict", "verdicts"]
 
 _ONE_SEED = "One seed gives no interval: the difference may be chance."
 _TWO_SEEDS = "Two seeds give a very wide interval: add seeds."
+_SAME_GAINS = (
+    "The gain of all seeds is the same, which gives no interval: the difference may be chance."
+)
 
 
 @dataclass(frozen=True)
@@ -111,7 +114,8 @@ class Verdict:
         averaged, gain = self._name(self.averaged), self._gain(self.gain)
         won = self.best == self.averaged
         if self.gain.bounds is None:
-            return f", {gain}. {_ONE_SEED}" if won else f". {averaged} has {gain}. {_ONE_SEED}"
+            why = _ONE_SEED if self.gain.count == 1 else _SAME_GAINS
+            return f", {gain}. {why}" if won else f". {averaged} has {gain}. {why}"
         if not self.significant:
             hint = f" {_TWO_SEEDS}" if self.gain.count == 2 else ""
             return (
