@@ -32,6 +32,11 @@ POINTS = {
     "half, linear weights": "last half, linear weights",
     "ema 5%": "EMA, half-life 5%",
     "auto": "automatic start",
+    "ema 0.99": "EMA 0.99",
+    "ema 0.999": "EMA 0.999",
+    "power ema": "power EMA",
+    "lawa": "last ten samples",
+    "bema": "BEMA",
     **{f"tail {percent}%": f"last {percent}%" for percent in ("0.3", "1", "3", "10", "25", "75")},
 }
 
@@ -81,8 +86,8 @@ def overview() -> str:
         return "No task has final results yet."
     seeds = {_task(name)["seeds"] for name in TASKS}
     caption = (
-        f"Mean ± standard error of the test metric over {min(seeds)} seeds that tuned neither rate nor decay. "
-        "Every method has its own learning rate and decay, and every average its own window, from "
+        f"Mean ± standard error of the test metric over {min(seeds)} seeds that tuned neither rate "
+        "nor decay. Every method has its own rate and decay, every average its own window, from "
         "at least nine settings, chosen on validation data. The last column compares the best of "
         "ours with the best of all other methods, both chosen on validation data: the difference "
         "is paired by seed, with its 95% interval, and positive if ours is better. Small networks, "
