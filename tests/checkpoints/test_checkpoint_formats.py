@@ -381,6 +381,13 @@ def test_all_differences_are_named_at_once_but_no_more_than_ten(tmp_path):
     assert "w10" not in str(caught.value)
 
 
+def test_integers_alone_are_no_average(tmp_path):
+    for i in (1, 2):
+        torch.save({"a": torch.tensor([i])}, tmp_path / f"step-{i}.pt")
+    with pytest.raises(CheckpointError, match=r"step-2.pt has no floating-point tensors"):
+        average(tmp_path / "step-*.pt", tmp_path / "out.pt")
+
+
 def test_different_types_are_averaged_if_a_type_is_given(tmp_path):
     average(two(tmp_path, {"a": ONES.half()}, {"a": 2 * ONES}), tmp_path / "o.pt", dtype="float32")
     assert torch.load(tmp_path / "o.pt")["a"].tolist() == [1.5, 1.5]

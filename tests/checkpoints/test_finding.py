@@ -70,6 +70,13 @@ def test_a_checkpoint_that_matches_twice_counts_once(tmp_path):
     assert names(tmp_path, "step-*.pt", "step-2.pt") == ["step-1.pt", "step-2.pt"]
 
 
+def test_a_glob_leaves_out_earlier_results(tmp_path):
+    made(tmp_path, "checkpoint-9/x", "checkpoint-10/x", "checkpoint-avg/gadam-average.json")
+    assert names(tmp_path, "checkpoint-*") == ["checkpoint-9", "checkpoint-10"]
+    made(tmp_path, "mean-1/gadam-average.json", "mean-2/gadam-average.json")
+    assert names(tmp_path, "mean-*") == ["mean-1", "mean-2"]  # averages of averages
+
+
 def test_the_folder_of_a_trainer_stands_for_its_checkpoints(tmp_path):
     made(tmp_path, "out/checkpoint-9/x", "out/checkpoint-10/x", "out/model.safetensors")
     assert names(tmp_path, "out") == ["out/checkpoint-9", "out/checkpoint-10"]

@@ -14,6 +14,7 @@ from typing import Literal, TypeAlias
 
 from gadam._names import count
 from gadam.checkpoints.errors import CheckpointError, enumerated
+from gadam.checkpoints.formats import PROVENANCE
 
 __all__ = ["Found", "Order", "choose", "find", "steps_in_names"]
 
@@ -43,7 +44,8 @@ def find(patterns: Sequence[str | os.PathLike[str]], order: Order = "steps") -> 
     """Return the checkpoints that match some patterns, the oldest first.
 
     The folder of one of gadam's runs stands for the iterates that it kept, or else its
-    checkpoints. A folder that contains folders named ``checkpoint-*`` stands for those.
+    checkpoints. A folder that contains folders named ``checkpoint-*`` stands for those. A glob
+    leaves out the folders of earlier results, unless it matches nothing else.
 
     Args:
         patterns: Paths and globs.
@@ -72,6 +74,8 @@ def _expanded(pattern: str) -> list[Path]:
     matches = sorted(glob.glob(str(path), recursive=True))
     if not matches:
         raise CheckpointError(f"{pattern} does not exist or matches nothing.")
+    # An earlier result beside the checkpoints is no checkpoint of their training.
+    matches = [each for each in matches if not (Path(each) / PROVENANCE).is_file()] or matches
     return [inner for match in matches for inner in _inside(Path(match))]
 
 

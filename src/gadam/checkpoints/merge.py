@@ -192,6 +192,8 @@ def check_match(checkpoints: Sequence[Checkpoint], dtype: torch.dtype | None = N
             "float16 or bfloat16 first."
         )
     last = checkpoints[-1]
+    if not any(info.is_averaged for info in last.tensors.values()):
+        raise CheckpointError(f"{last.path} has no floating-point tensors to average.")
     differences = []
     for checkpoint in checkpoints[:-1]:
         for name, info in last.tensors.items():
