@@ -6,8 +6,12 @@ between different numbers of ranks, and to the bit between runs with the same nu
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 import shutil
+import signal
+import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -336,6 +340,48 @@ def test_sigterm_to_one_rank_stops_all_after_a_checkpoint(tmp_path):
     assert "has a checkpoint. Rerun the command to resume." in first
     assert second == ""
     assert sharded.verify(newest(tmp_path / "runs" / "compare-gadam-0")) == ""
+
+
+def torchrun(arguments: list[str], log: Path, *options: str) -> subprocess.Popen[bytes]:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", *options]
+    environment = {**os.environ, "GADAM_CHECKPOINT_SECONDS": "0", "OMP_NUM_THREADS": "1"}
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            [*launcher, "--nproc-per-node=2", "-m", "gadam", *arguments],
+            stdout=output,
+            stderr=output,
+            env=environment,
+            start_new_session=True,
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="it looks for ranks in /proc")
+def test_torchrun_restarts_a_killed_rank_and_forwards_sigterm(tmp_path):
+    """The command as users start it."""
+    command = [*TRAIN, "--set=epochs=60", "--set=evaluate_every=20"]
+    for name in ("whole", "killed", "stopped"):
+        out, log = f"--out={tmp_path / name}-runs", tmp_path / f"{name}.log"
+        process = torchrun([*command, out], log, "--max-restarts=1")
+        try:
+            if name != "whole":
+                end = time.monotonic() + rank_workers.SECONDS
+                while time.monotonic() < end and not list(tmp_path.glob(f"{name}-runs/*/check*")):
+                    time.sleep(0.01)
+                children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+                victim = int(children.split()[-1]) if name == "killed" else process.pid
+                os.kill(victim, signal.SIGKILL if name == "killed" else signal.SIGTERM)
+            code = process.wait(rank_workers.SECONDS)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        text = (tmp_path / f"{name}.log").read_text()
+        assert code == (1 if name == "stopped" else 0), text
+    assert "Another process of this run died." in (tmp_path / "killed.log").read_text()
+    assert "has a checkpoint. Rerun the command" in (tmp_path / "stopped.log").read_text()
+    whole, killed = (tmp_path / f"{name}-runs/compare-gadam-0" for name in ("whole", "killed"))
+    assert numbers(whole) == numbers(killed)
+    assert not list(tmp_path.glob("stopped-runs/*/result.json"))
 
 
 def test_errors_are_told_once_and_stop_all_ranks(tmp_path):

@@ -39,6 +39,17 @@ def test_memory_and_traffic_are_exact_on_1_2_and_3_ranks():
     assert min(last["observed"]["traffic"][name] for name in ("step", "average", "refresh")) > 0
 
 
+@pytest.mark.slow
+def test_times_are_predicted_and_measured_on_the_same_ranks():
+    """Without a comparison: times on a shared machine are not for tests."""
+    rows = benchmark.on_ranks(benchmark.time_step, quick_processes.context().get_start_method())
+    assert [row["ranks"] for row in rows] == [1, 2, 2, 3, 3, 3]
+    for row in rows:
+        assert 0 < row["predicted"] < 60
+        assert 0 < row["measured"] < 60
+        assert (row["communication"] > 0) == (row["ranks"] > 1)
+
+
 @given(rows=st.integers(1, 500), ranks=st.integers(1, 64))
 def test_rows_per_rank_are_those_of_chunk(rows, ranks):
     chunks = [len(chunk) for chunk in torch.arange(rows).chunk(ranks)]
