@@ -6,13 +6,12 @@ import json
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import made
 from gadam.commands import main
-from gadam.runs.files import to_json
-from gadam.runs.record import EpochRecord
+from gadam.runs.recipe import Data, Optimizer, Recipe
+from gadam.train.loop import train
 
 
 def test_writes_figures_numbers_and_a_page(tmp_path, capsys):
@@ -61,67 +60,52 @@ def test_a_folder_that_cannot_be_written_is_refused_before_any_work(tmp_path, ca
 # ------------------------------------------------------------------------------------------ plan
 
 
-@pytest.fixture
-def long_run(tmp_path: Path) -> Path:
-    """Return a run with a decaying loss of 40 epochs, then four at a lower learning rate."""
-    folder = tmp_path / "run-0"
-    made.run(folder, "Gadam", 0)
-    rng = np.random.default_rng(0)
-    lines = []
-    for epoch in range(1, 45):
-        loss = float(0.5 + 2 * np.exp(-epoch / 4) + 0.01 * rng.standard_normal())
-        record = EpochRecord(
-            epoch,
-            lr=0.1 if epoch <= 40 else 0.01,
-            train_loss=loss,
-            iterate={"test": {"accuracy": 50.0, "loss": loss}},
-            average={"test": {"accuracy": 50.0, "loss": loss - 0.25}},
-        )
-        lines.append(to_json(record.to_dict()) + "\n")
-    (folder / "epochs.jsonl").write_text("".join(lines))
-    return folder
+def test_a_plan_needs_a_measurement(tmp_path, capsys):
+    made.run(tmp_path / "run-0", "Gadam", 0)
+    assert main(["theory", "plan", str(tmp_path / "run-0")]) == 2
+    assert "Nothing has been measured in" in (printed := capsys.readouterr().err)
+    assert "Pass --measure." in printed
 
 
-def test_a_plan_from_a_run(long_run, capsys):
-    assert main(["theory", "plan", str(long_run)]) == 0
+def test_a_measured_plan_gives_advice_and_resumes(trained, capsys):
+    """The first command measures. The others only read what it measured."""
+    command = ["theory", "plan", str(trained), "--measure", "--epochs", "2", "--workers", "1"]
+    assert main(command) == 0
     text = capsys.readouterr().out
-    assert "Gadam, seed 0:" in text
-    assert "Average from epoch" in text
-    assert "the loss of the average is 0.25 below that of the last iterate" in text
-    assert main(["theory", "plan", str(long_run), "--json"]) == 0
-    (line,) = capsys.readouterr().out.splitlines()
-    printed = json.loads(line)
-    assert (printed["event"], printed["run"], printed["seed"]) == ("plan", "Gadam", 0)
-    assert printed["observed_gain"] == pytest.approx(0.25)
-    advice = printed["advice"]
-    # average.start counts the epochs before the first sampled one.
-    assert f"set average.start={advice['first'] - 1}." in text
-    assert 8 < advice["first"] < 30
-    assert advice["time_constant"] == pytest.approx(4, rel=0.2)
-
-
-def test_the_plan_prefers_the_validation_loss(long_run, capsys):
-    path = long_run / "epochs.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    for line in lines:
-        for point, loss in (("iterate", 0.7), ("average", 0.6)):
-            line[point]["validation"] = {"loss": loss}
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    main(["theory", "plan", str(long_run), "--json"])
+    assert "The lowest is that of the" in text
+    assert "average.start=" in text
+    lines = (trained / "analysis.jsonl").read_text()
+    assert main(command) == 0
+    assert (trained / "analysis.jsonl").read_text() == lines
+    assert main(["theory", "plan", str(trained)]) == 0
+    assert "The lowest is that of the" in capsys.readouterr().out.rsplit("Report:", 1)[-1]
+    assert main(["theory", "plan", str(trained), "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
-    assert printed["observed_gain"] == pytest.approx(0.1)
+    assert printed["event"] == "plan"
+    assert set(printed["points"]) == {"last iterate", "average", "EMA", "decayed rate"}
+    for point in printed["points"].values():
+        assert len(point["measured"]) == 2
+        assert point["interval"] > 0
+    section = json.loads((trained / "sections" / "analysis-prediction.json").read_text())
+    charts = [block for block in section["blocks"] if block["kind"] == "chart"]
+    assert len(charts) == 2
 
 
-def test_a_short_run_gets_no_advice(tmp_path, capsys):
-    made.run(tmp_path / "short-0", "Gadam", 0)
-    assert main(["theory", "plan", str(tmp_path / "short-0")]) == 0
-    assert "No advice: There are fewer than 8 evaluations before the learning rate changes" in (
-        capsys.readouterr().out
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    """Return a run of logistic regression, which the theory describes well."""
+    folder = tmp_path_factory.mktemp("runs") / "logistic-0"
+    recipe = Recipe(
+        "logistic",
+        "logistic",
+        Data(examples=400, augment=False),
+        Optimizer("sgd", 0.01),
+        epochs=4,
+        batch_size=50,
+        evaluate_every=4,
     )
-    assert main(["theory", "plan", str(tmp_path / "short-0"), "--json"]) == 0
-    printed = json.loads(capsys.readouterr().out)
-    assert printed["advice"] is None
-    assert "fewer than 8 evaluations" in printed["reason"]
+    train(recipe, folder)
+    return folder
 
 
 def test_a_folder_without_runs_is_refused(tmp_path, capsys):

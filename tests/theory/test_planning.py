@@ -1,4 +1,4 @@
-"""Tests of advice: optimal under the model, recovered from simulated curves, with caveats."""
+"""Tests of advice: optimal under the model, from measurements, with caveats."""
 
 from __future__ import annotations
 
@@ -103,49 +103,6 @@ def test_from_measurements_matches_measurements():
         )
 
 
-def curve(model: Quadratic, rate: float, steps: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    at = np.arange(20, steps + 1, 20)
-    result = theory.simulate(model, Segment(steps, rate), record=at.tolist(), seed=seed)
-    return at, result.loss["last"][:, 0]
-
-
-def test_from_curve_recovers_time_constant_and_level():
-    """With one eigenvalue, the transient decays as q^2n and noise costs E = P·αs²/(2(2 − αλ))."""
-    size, rate = 50, 0.05
-    model = Quadratic(Spectrum([0.2], [size]), noise=1.0, start=5.0)
-    t, losses = curve(model, rate, 6000, seed=3)
-    advice = theory.from_curve(t, losses)
-    expected = -1 / (2 * np.log(1 - rate * 0.2))
-    assert advice.time_constant == pytest.approx(expected, rel=0.15)
-    settled = theory.last_iterate(model, Segment(6000, rate)).loss
-    assert advice.settled_loss == pytest.approx(settled, rel=0.1)
-    assert 2 * expected < advice.first < 1000
-    assert 0 < advice.noise_cost < settled
-    assert 1 <= advice.every <= 2 * expected
-    # With identical directions P_eff = P, and the estimate equals the cost of noise.
-    full = theory.from_curve(t, losses, effective_dimension=size)
-    assert full.noise_cost == pytest.approx(settled, rel=0.25)
-
-
-def test_noise_cost_is_too_high_away_from_the_minimum():
-    """Away from the minimum the loss fluctuates more, as the docstring states."""
-    model = Quadratic(Spectrum([0.2], [50]), noise=1.0, start=5.0, minimum=5.0, weight_decay=1.0)
-    t, losses = curve(model, 0.05, 6000, seed=3)
-    estimated = theory.from_curve(t, losses).noise_cost
-    segment = Segment(6000, 0.05)
-    true = theory.last_iterate(model, segment).loss - theory.average(model, segment, 3000).loss
-    assert estimated > true
-
-
-def test_unsettled_curves_raise():
-    t = np.arange(100)
-    noise = 0.01 * np.random.default_rng(0).standard_normal(100)
-    with pytest.raises(ValueError, match="has not settled in 99 steps"):
-        theory.from_curve(t, 5 - 0.02 * t + noise)
-    with pytest.raises(ValueError, match=r"does not settle|has not settled"):
-        theory.from_curve(t, 2 * np.exp(-t / 3) + 0.02 * t + 0.1 * noise)
-
-
 def test_first_and_every_match_averaging():
     """T_avg and stride sample the same iterates as start and every of gadam.Averaging."""
     weight = torch.nn.Parameter(torch.zeros(1))
@@ -157,17 +114,3 @@ def test_first_and_every_match_averaging():
         assert float(weight.detach()) == step
     with average.applied():
         assert float(weight.detach()) == np.mean([5, 8, 11])
-
-
-@pytest.mark.parametrize(
-    ("steps", "losses", "message"),
-    [
-        (range(5), range(5), "at least 8"),
-        (range(10), [1.0] * 9, "one loss per step"),
-        (range(10), [np.nan] * 10, "finite"),
-        ([0] * 10, range(10), "increasing"),
-    ],
-)
-def test_invalid_curves_raise(steps, losses, message):
-    with pytest.raises(ValueError, match=message):
-        theory.from_curve(list(steps), list(losses))

@@ -96,7 +96,7 @@ _TABLE = (
         "NAME",
         "Understand",
         "plot what the theory predicts beside a simulation; `all` plots everything; `plan RUN` "
-        "suggests when to start averaging from a run's loss curve",
+        "measures a run and says when to start averaging",
         extra="theory",
     ),
     Command(

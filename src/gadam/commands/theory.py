@@ -15,7 +15,7 @@ from gadam.commands.options import Count, Flag, Folder, MaybeInt, option, parse
 from gadam.report import write as write_report
 from gadam.report.chart import Chart, draw, vega
 from gadam.report.theory_figures import FIGURES
-from gadam.runs.collect import RunRecord, collect
+from gadam.runs.collect import collect
 from gadam.runs.files import (
     RunError,
     explain_os_error,
@@ -25,9 +25,7 @@ from gadam.runs.files import (
     write_json,
 )
 from gadam.runs.recipe import RecipeError
-from gadam.runs.record import EpochRecord, Point
 from gadam.study import Settings
-from gadam.theory import planning
 
 __all__ = ["run", "save"]
 
@@ -37,7 +35,7 @@ class _Options:
     """Plot what the theory predicts beside a simulation, or get its advice for a run."""
 
     name: Annotated[tyro.conf.Positional[str], option("NAME")]
-    """A figure, `all` of them, or `plan` for advice from a run."""
+    """A figure, `all` of them, or `plan` for advice on a run."""
     folder: Annotated[tyro.conf.Positional[Path | None], option("[RUN]")] = None
     """The folder of a run or a sweep, for `plan`."""
     measure: Flag = False
@@ -149,68 +147,33 @@ def _measured_plan(options: _Options, command: list[str]) -> int:
         json=options.json,
         command=shlex.join(command),
     )
-    if not options.json:
-        found = read_json(options.folder / "analysis.json")["parts"].get("prediction", {})
-        for name, each in found.get("values", {}).items():
-            print(f"\n{name}:")
-            print(each.get("text") or f"No advice: {each['reason']}")
-            for caution in each.get("cautions", ()):
-                print(f"- {caution}")
+    _print_advice(options.folder, options.json)
     return 0 if complete else 1
 
 
-def _plan(folder: Path, as_json: bool) -> int:
-    found = collect([folder])
-    if not found.runs:
-        raise RunError(" ".join(found.problems) or f"There are no runs in {folder}.")
-    for record in found.runs:
-        observed, reason = _observed_gain(record), ""
-        try:
-            advice: planning.CurveAdvice | None = _advice(record)
-        except ValueError as error:
-            advice, reason = None, str(error)
+def _print_advice(folder: Path, as_json: bool) -> bool:
+    """Print the advice of earlier measurements. Return False if there are none."""
+    path = folder / "analysis.json"
+    parts = read_json(path)["parts"] if path.is_file() else {}
+    found = parts.get("prediction", {}).get("values", {})
+    for name, each in found.items():
         if as_json:
-            content = {"event": "plan", "run": record.label, "seed": record.seed}
-            content |= {} if advice is not None else {"reason": reason}
-            content |= {"advice": advice and asdict(advice), "observed_gain": observed}
-            print(to_json(content), flush=True)
+            print(to_json({"event": "plan", "run": name, **each}), flush=True)
             continue
-        print(f"{record.label}, seed {record.seed}:")
-        if advice is None:
-            print(f"No advice: {reason} To predict from a checkpoint, pass --measure.")
-        else:
-            print(f"{advice}\n- In a recipe, set average.start={advice.first - 1}.")
-        if observed is not None:
-            print(
-                f"- In this run the loss of the average is {observed:.3g} below that of the last "
-                "iterate."
-            )
-        print(flush=True)
+        print(f"\n{name}:\n{each['text']}")
+        for caution in each.get("cautions", ()):
+            print(f"- {caution}")
+    return bool(found)
+
+
+def _plan(folder: Path, as_json: bool) -> int:
+    """Print the advice of earlier measurements."""
+    runs = collect([folder])
+    if not runs.runs:
+        raise RunError(" ".join(runs.problems) or f"There are no runs in {folder}.")
+    if not _print_advice(folder, as_json):
+        raise RunError(
+            f"Nothing has been measured in {folder} yet. Pass --measure. It takes minutes. Rerun "
+            "an interrupted command to resume it."
+        )
     return 0
-
-
-def _loss(record: EpochRecord, point: Point) -> float | None:
-    """Return the loss on validation data, or on test data if there is none."""
-    validation = record.metric("loss", point, "validation")
-    return record.metric("loss", point, "test") if validation is None else validation
-
-
-def _observed_gain(run: RunRecord) -> float | None:
-    if not run.epochs:
-        return None
-    iterate, average = _loss(run.epochs[-1], "iterate"), _loss(run.epochs[-1], "average")
-    return None if iterate is None or average is None else iterate - average
-
-
-def _advice(run: RunRecord) -> planning.CurveAdvice:
-    """Use the losses of the iterates, per epoch, as long as the learning rate stays the first."""
-    first = run.epochs[0].lr if run.epochs else None
-    epochs, losses = [], []
-    for record in run.epochs:
-        loss = _loss(record, "iterate")
-        if record.lr == first and loss:
-            epochs.append(record.epoch)
-            losses.append(loss)
-    if len(epochs) < 8:
-        raise ValueError("There are fewer than 8 evaluations before the learning rate changes.")
-    return planning.from_curve(epochs, losses, unit="epoch")

@@ -126,6 +126,11 @@ class Continuation:
         """Return the weights as one vector."""
         return torch.cat([p.detach().flatten() for p in self._params]).double()
 
+    def gradient(self) -> Tensor:
+        """Return the gradient of the last step as one vector."""
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._params]
+        return torch.cat([g.flatten() for g in grads]).double()
+
     def load(self, weights: Tensor) -> None:
         """Write a vector of weights into the model.
 
@@ -230,8 +235,7 @@ class Continuation:
 
         for _ in self.run([(epoch, rate)], gradient):
             other, size = previous[0]
-            own = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._params]
-            yield (torch.cat([g.flatten() for g in own]) - other) / 2**0.5, size
+            yield (self.gradient() - other) / 2**0.5, size
 
 
 def _with_next(batches: Iterator[Any]) -> Iterator[tuple[Any, Any]]:

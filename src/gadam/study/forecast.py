@@ -31,6 +31,7 @@ class Measurement(TypedDict):
     loss: float  # at the average
     start_loss: float  # at the point
     rise: float  # from the average to the point, on the quadratic
+    fitted_rise: float  # the same with the slope at the average, instead of the mean over the epoch
     eigenvalues: list[float]
     counts: list[float]
     noise: list[float]
@@ -131,22 +132,117 @@ class Forecast:
     def misfit(self) -> float:
         """What the quadratic misses between the average and the point, as a fraction."""
         seen = self.measured["start_loss"] - self.measured["loss"]
-        largest = max(abs(seen), abs(self.measured["rise"]))
-        return min(1.0, abs(seen - self.measured["rise"]) / largest) if largest else 0.0
+        largest = max(abs(seen), abs(self.measured["fitted_rise"]))
+        return min(1.0, abs(seen - self.measured["fitted_rise"]) / largest) if largest else 0.0
 
-    def _predicted(self, moments: theory.Moments) -> Predicted:
-        """Return the loss of a point, with its interval.
+    @property
+    def slope_difference(self) -> float:
+        """How much the slope at the average differs from its mean over the epoch, as a fraction.
 
-        The quadratic is anchored at the loss of the average that it was measured at.
+        On a quadratic with noise that is the same everywhere, they are the same.
         """
         found = self.measured
-        before = theory.last_iterate(self.model, self._segment(0)).loss
-        loss = found["loss"] + found["rise"] - before + moments.loss
-        weights = 0.5 * self.model.spectrum.counts * self.model.spectrum.eigenvalues
-        by_noise = float(weights @ moments.variance)
+        largest = max(abs(found["rise"]), abs(found["fitted_rise"]))
+        return abs(found["rise"] - found["fitted_rise"]) / largest if largest else 0.0
+
+    @cached_property
+    def _first_epoch(self) -> theory.Moments:
+        """The average of the epoch in which the quadratic was measured."""
+        return theory.average(self.model, self._segment(1))
+
+    @cached_property
+    def self_test(self) -> float:
+        """What the model misses in the epoch that it was measured in, as a fraction.
+
+        The loss of that epoch's average is known. Two standard deviations of it are no miss.
+        """
+        found, moments = self.measured, self._first_epoch
+        missed = abs(self._loss(moments) - found["loss"]) - 2 * moments.loss_std
+        change = self._change(moments)
+        return max(0.0, missed) / change if change else 0.0
+
+    @cached_property
+    def problem(self) -> str | None:
+        """Why the model makes no prediction here, as a sentence, or None if it does."""
+        rate, limit = self.measured["rate"], self.model.stable_below()
+        if rate >= limit:
+            return (
+                f"The learning rate is {rate:.3g}, and the quadratic diverges from {limit:.3g} on. "
+                "Training is stable only because the curvature changes along the way."
+            )
+        missed = self._model_error(self._moments(self.horizon))
+        if max(missed, 2 * self.self_test) < 1:
+            return None
+        return (
+            f"The quadratic misses {100 * self.self_test:.0f}% of the change of the loss in the "
+            f"epoch in which it was measured, and would miss {100 * missed:.0f}% after "
+            f"{self.horizon} epochs. The loss is not quadratic over such distances."
+        )
+
+    @cached_property
+    def _weights(self) -> theory.spectrum.Array:
+        return 0.5 * self.model.spectrum.counts * self.model.spectrum.eigenvalues
+
+    def _loss(self, moments: theory.Moments) -> float:
+        """Return the loss of a point. The quadratic is anchored where it was measured."""
+        before = self._moments(0).loss
+        return self.measured["loss"] + self.measured["rise"] - before + moments.loss
+
+    def _change(self, moments: theory.Moments) -> float:
+        """Return how much progress and noise change the loss from the point on, without signs."""
+        model = self.model
+        progress = (model.start - model.minimum) ** 2 - moments.bias**2
+        return abs(float(self._weights @ progress)) + self._by_noise(moments)
+
+    def _model_error(self, moments: theory.Moments) -> float:
+        """Return the error of the model as a fraction of the change.
+
+        It is the sum of three: what the model missed in the first epoch, the difference of the
+        slopes, and the misfit of the quadratic. The misfit comes from terms of third order, so it
+        grows with the distance.
+        """
+        center, counts = self._first_epoch.mean, self.model.spectrum.counts
+        known = float(counts @ (self.model.start - center) ** 2)
+        away = float(counts @ ((moments.mean - center) ** 2 + moments.variance))
+        reach = max(1.0, float(np.sqrt(away / known))) if known else 1.0
+        return self.self_test + self.slope_difference + self.misfit * reach
+
+    def _by_noise(self, moments: theory.Moments) -> float:
+        """Return the loss that noise adds to a point."""
+        return float(self._weights @ moments.variance)
+
+    def _random_error(self, moments: theory.Moments) -> float:
+        """Return two standard deviations of the loss, and of the measured noise."""
+        found = self.measured
         relative = found["noise_error"] / found["noise_trace"] if found["noise_trace"] else 0.0
-        random = float(np.hypot(moments.loss_std, relative * by_noise))
-        return Predicted(loss, 2 * random + self.misfit * abs(loss - found["loss"]))
+        return 2 * float(np.hypot(moments.loss_std, relative * self._by_noise(moments)))
+
+    def _predicted(self, moments: theory.Moments) -> Predicted:
+        """Return the loss of a point, with its interval."""
+        error = self._random_error(moments) + self._model_error(moments) * self._change(moments)
+        return Predicted(self._loss(moments), error)
+
+    def gain(self) -> Predicted | None:
+        """Predict how much lower the loss of the EMA is than that of the last iterate.
+
+        Where the model does not hold, this is only the noise that the EMA removes. It depends on
+        the sharp directions, which settle within an epoch, and not on how far training gets. None
+        if the quadratic diverges at this learning rate.
+        """
+        found = self.measured
+        if found["rate"] >= self.model.stable_below():
+            return None
+        segment = self._segment(self.horizon)
+        last = theory.last_iterate(self.model, segment)
+        moving = theory.ema(self.model, segment, self.ema_decay(found["steps"]))
+        gain = last.loss - moving.loss
+        if self.problem is not None:
+            gain = self._by_noise(last) - self._by_noise(moving)
+        return Predicted(gain, self._random_error(last) + min(1.0, self.self_test) * abs(gain))
+
+    def _moments(self, epochs: int) -> theory.Moments:
+        """Return the last iterate after some epochs at the constant rate."""
+        return theory.last_iterate(self.model, self._segment(epochs))
 
     def last(self, epochs: int | None = None) -> Predicted:
         """Predict the last iterate at the constant rate.
@@ -154,8 +250,7 @@ class Forecast:
         Args:
             epochs: Epochs after the point. The default is the horizon.
         """
-        segment = self._segment(self.horizon if epochs is None else epochs)
-        return self._predicted(theory.last_iterate(self.model, segment))
+        return self._predicted(self._moments(self.horizon if epochs is None else epochs))
 
     def average(self, first: int, epochs: int | None = None, every: int = 1) -> Predicted:
         """Predict the average of the iterates from a step on.

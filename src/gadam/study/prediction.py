@@ -28,6 +28,8 @@ __all__ = ["PredictionPart"]
 
 _STEPS, _PROBES, _PROBE_STEPS = 60, 4, 16  # Lanczos steps; see measure_directions
 _CONTINUATION = "prediction/continuation-"
+_POINTS = ("last iterate", "average", "EMA", "decayed rate")
+_GAIN = "gain of the EMA"
 
 
 class _Losses(TypedDict):
@@ -74,7 +76,7 @@ class PredictionPart(Part):
         }
         yield Unit(
             "prediction/measurement",
-            {**key, "steps": [_STEPS, _PROBES, _PROBE_STEPS]},
+            {**key, "steps": [_STEPS, _PROBES, _PROBE_STEPS], "slope": "mean over the epoch"},
             partial(_measure, study, point),
         )
         if point != "iterate":
@@ -114,8 +116,11 @@ class PredictionPart(Part):
             "Training losses, predicted from the curvature, the slope, and the gradient noise per "
             "direction around one point of the run. Measured losses are means over continuations "
             "of the run in other orders of the data, ± their standard errors. The interval of a "
-            "prediction holds two standard deviations of a single run, and what the quadratic "
-            "misses at the point itself."
+            "prediction is two standard deviations of a single run, plus a share of the predicted "
+            "change of the loss. That share is the sum of what the model misses in the epoch in "
+            "which it was measured, of the difference between the slope at that epoch's average "
+            "and its mean over the epoch, and of what the quadratic misses between the average "
+            "and the start, in proportion to the distance."
         )
 
 
@@ -166,7 +171,12 @@ def _curvature(study: Study, data: EpochData) -> Curvature:
 
 
 def _measure(study: Study, point: Point) -> Measurement:
-    """Train for one epoch from the point, and measure the curvature around its average."""
+    """Train for one epoch from the point, and measure the curvature around its average.
+
+    The slope at the average is the mean of the gradients along the way. On a quadratic, both are
+    the same. Otherwise, the mean includes what the noise does to the slope: iterates scatter to
+    where the loss is more curved, and that pushes them back.
+    """
     run = Continuation(study, point)
     method = run.method()
     rate = _rate(study, run)
@@ -175,9 +185,10 @@ def _measure(study: Study, point: Point) -> Measurement:
     start = run.flat()
     whole = _curvature(study, EpochData(study, run.epoch))
     start_loss = whole.mean_loss()
-    center = torch.zeros_like(start)
+    center, slope = torch.zeros_like(start), torch.zeros_like(start)
     for done in run.run([(run.epoch, rate)]):
         center += (run.flat() - center) / done
+        slope += (run.gradient() - slope) / done
 
     def noise() -> Iterator[tuple[Tensor, int]]:
         yield from run.noise(run.epoch, rate)
@@ -190,7 +201,7 @@ def _measure(study: Study, point: Point) -> Measurement:
     sizes = [size for _, size in whole.batch_gradients()]
     found = measure_directions(
         at,
-        gradient=(gradient + other) / 2,
+        gradient=slope,
         gradients=noise,
         scale=method.scale,
         offset=start - center,
@@ -208,6 +219,7 @@ def _measure(study: Study, point: Point) -> Measurement:
         "loss": loss,
         "start_loss": start_loss,
         "rise": found.rise,
+        "fitted_rise": found.rise - float((slope - gradient.to(slope)) @ (start - center)),
         "eigenvalues": found.eigenvalues.tolist(),
         "counts": found.counts.tolist(),
         "noise": found.noise.tolist(),
@@ -321,32 +333,16 @@ def _report_run(measured: Measured, section: SectionBuilder, run: RunRecord) -> 
     key = f"{run.label}-{run.seed}"
     summary: Document = {"epoch": found["epoch"], "horizon": horizon, "rate": found["rate"]}
     section.summary[key] = summary
-    try:
-        advice = forecast.advice
-    except ValueError as error:  # such as a rate at which the quadratic diverges
-        summary["reason"] = str(error)
-        return [[name, "–", str(error), "–", "–"]]
-    start = (advice.first - 1) // found["steps"]  # whole epochs, as recipes count
-    predicted = {
-        "last iterate": forecast.last(),
-        "average": forecast.average(start * found["steps"] + 1),
-        "EMA": forecast.ema(),
-        "decayed rate": forecast.decayed(),
-    }
-    seen: dict[str, list[float]] = {
-        "last iterate": [each["last"][-1] for each in losses],
-        "average": [each["starts"][min(start, len(each["starts"]) - 1)] for each in losses],
-        "EMA": [each["ema"][-1] for each in losses],
-        "decayed rate": [each["decayed"][-1] for each in losses],
-    }
-    rows = []
+    start, predicted, cautions = _predictions(forecast, losses)
+    seen = _seen(losses, start)
+    rows: list[list[str]] = []
     points: Document = {}
-    for point, each in predicted.items():
-        values = seen[point]
-        within = each.covers(fmean(values)) if values else None
+    for point, values in seen.items():
+        each = predicted.get(point)
+        within = each.covers(fmean(values)) if each is not None and values else None
         points[point] = {
-            "predicted": each.loss,
-            "interval": each.error,
+            "predicted": each and each.loss,
+            "interval": each and each.error,
             "measured": values,
             "within": within,
         }
@@ -355,33 +351,102 @@ def _report_run(measured: Measured, section: SectionBuilder, run: RunRecord) -> 
     summary |= {
         "points": points,
         "start": found["epoch"] + start,
-        "every": advice.every,
-        "cautions": list(advice.cautions),
-        "text": _advice(forecast, predicted, found["epoch"] + start),
+        "start_loss": found["start_loss"],
+        "every": forecast.advice.every if forecast.problem is None else None,
+        "self_test": forecast.self_test,
+        "slope_difference": forecast.slope_difference,
+        "misfit": forecast.misfit,
+        "reason": forecast.problem,
+        "cautions": cautions,
+        "text": _advice(forecast, predicted, found["epoch"] + start, seen),
     }
     section.text(f"{name}: {summary['text']}")
-    section.text(" ".join(advice.cautions))
+    section.text(" ".join(cautions))
     _charts(section, key, name, forecast, losses, own)
     return rows
 
 
-def _advice(forecast: Forecast, predicted: dict[str, Predicted], start: int) -> str:
-    """Return the advice as sentences."""
-    found, advice = forecast.measured, forecast.advice
-    stride = "each step" if advice.every == 1 else f"every {advice.every:,} steps"
-    best = min(predicted, key=lambda point: predicted[point].loss)
-    return (
-        f"Average {stride} after epoch {start} (average.start={start}). In {forecast.horizon} "
-        f"epochs at a learning rate of {found['rate']:.3g} from epoch {found['epoch']} on, the "
-        f"training loss is predicted to be {_interval(predicted['last iterate'])} at the last "
-        f"iterate, {_interval(predicted['average'])} at the average, {_interval(predicted['EMA'])} "
-        f"at an EMA over an epoch, and {_interval(predicted['decayed rate'])} if the learning rate "
-        f"decays linearly instead. The lowest is that of the {best}."
+def _predictions(
+    forecast: Forecast, losses: Sequence[_Losses]
+) -> tuple[int, dict[str, Predicted | None], list[str]]:
+    """Return the best start, in epochs after the point, the predictions by point, and caveats.
+
+    Where the model does not hold, the start is the best one of the continuations.
+    """
+    gain = {_GAIN: forecast.gain()}
+    if forecast.problem is not None:
+        starts = [fmean(column) for column in zip(*(each["starts"] for each in losses))]
+        best = min(range(len(starts)), key=starts.__getitem__) if starts else forecast.horizon // 2
+        return best, gain, []
+    steps, advice = forecast.measured["steps"], forecast.advice
+    start = (advice.first - 1) // steps  # whole epochs, as recipes count
+    predictions = (
+        forecast.last(),
+        forecast.average(start * steps + 1),
+        forecast.ema(),
+        forecast.decayed(),
     )
+    return start, {**dict(zip(_POINTS, predictions)), **gain}, list(advice.cautions)
 
 
-def _interval(predicted: Predicted) -> str:
-    return f"{predicted.loss:.4f} ± {predicted.error:.4f}"
+def _seen(losses: Sequence[_Losses], start: int) -> dict[str, list[float]]:
+    """Return the final losses of the continuations, by point.
+
+    Args:
+        losses: Those of each continuation.
+        start: The start of the average, in epochs after the point.
+    """
+    final = (
+        [each["last"][-1] for each in losses],
+        [each["starts"][min(start, len(each["starts"]) - 1)] for each in losses],
+        [each["ema"][-1] for each in losses],
+        [each["decayed"][-1] for each in losses],
+        [each["last"][-1] - each["ema"][-1] for each in losses],
+    )
+    return dict(zip((*_POINTS, _GAIN), final))
+
+
+def _advice(
+    forecast: Forecast,
+    predicted: dict[str, Predicted | None],
+    start: int,
+    seen: dict[str, list[float]],
+) -> str:
+    """Return the advice as sentences: from predictions, or from continuations without them."""
+    found = forecast.measured
+    setting = (
+        f"{forecast.horizon} epochs at a learning rate of {found['rate']:.3g} from epoch "
+        f"{found['epoch']} on"
+    )
+    losses = {point: each.loss for point in _POINTS if (each := predicted.get(point)) is not None}
+    if losses:
+        stride = forecast.advice.every
+        shown = ", ".join(f"{_interval(predicted[point])} ({point})" for point in losses)
+        return (
+            f"Average {'each step' if stride == 1 else f'every {stride:,} steps'} after epoch "
+            f"{start} (average.start={start}). In {setting}, the training loss is predicted to be "
+            f"{shown}. The lowest is that of the {min(losses, key=losses.__getitem__)}."
+        )
+    lines = [f"The model does not hold here. {forecast.problem}"]
+    if (gain := predicted[_GAIN]) is not None:
+        lines.append(
+            f"Still, an EMA over an epoch is predicted to remove {_interval(gain)} of noise from "
+            "the loss of the last iterate."
+        )
+    losses = {point: fmean(seen[point]) for point in _POINTS if seen[point]}
+    if not losses:
+        return " ".join([*lines, "For advice from continuations, pass --continuations 2."])
+    shown = ", ".join(f"{loss:.4f} ({point})" for point, loss in losses.items())
+    lines.append(
+        f"Measured in continuations of {setting}, the training loss is {shown}. The lowest is "
+        f"that of the {min(losses, key=losses.__getitem__)}. If you average, start after epoch "
+        f"{start} (average.start={start})."
+    )
+    return " ".join(lines)
+
+
+def _interval(predicted: Predicted | None) -> str:
+    return "–" if predicted is None else f"{predicted.loss:.4f} ± {predicted.error:.4f}"
 
 
 def _mean(values: Sequence[float]) -> str:
@@ -399,7 +464,12 @@ def _charts(
     losses: Sequence[_Losses],
     own: _Own | None,
 ) -> None:
-    """Add the losses over epochs, and the loss of the average over its start."""
+    """Add the losses over epochs, and the loss of the average over its start.
+
+    Without predictions, the charts show only measured losses.
+    """
+    if forecast.problem is not None and not losses:
+        return
     steps, before = forecast.measured["steps"], forecast.measured["epoch"]
     epochs = range(1, forecast.horizon + 1)
     predictions: dict[str, Callable[[int], Predicted]] = {
@@ -412,6 +482,7 @@ def _charts(
     series = [
         Series(label, "prediction", [before + e for e in epochs], [at(e).loss for e in epochs])
         for label, at in predictions.items()
+        if forecast.problem is None
     ]
     for label, kind in kinds:
         if losses:
@@ -425,14 +496,10 @@ def _charts(
     chart = Chart("Predictions", caption, "epoch", "training loss", series, False, False)
     section.chart(f"prediction-{key}", chart)
     starts = range(forecast.horizon)
-    series = [
-        Series(
-            "average",
-            "prediction",
-            [before + s for s in starts],
-            [forecast.average(s * steps + 1).loss for s in starts],
-        )
-    ]
+    series = []
+    if forecast.problem is None:
+        values = [forecast.average(s * steps + 1).loss for s in starts]
+        series.append(Series("average", "prediction", [before + s for s in starts], values))
     if losses:
         series.append(_points("average", before, [each["starts"] for each in losses]))
     caption = f"{name}: the loss of the average after {forecast.horizon} epochs, over its start."

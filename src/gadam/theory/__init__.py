@@ -33,7 +33,7 @@ from gadam.theory.methods import (
 )
 from gadam.theory.model import Moments, Quadratic, Segment, from_hessian
 from gadam.theory.noise import Absolute, ExactNoise, FourierNoise, Relative, summed_noise_trace
-from gadam.theory.planning import Advice, CurveAdvice, from_curve, from_measurements, plan
+from gadam.theory.planning import Advice, from_measurements, plan
 from gadam.theory.predict import average, ema, last_iterate, squared_separation
 from gadam.theory.simulation import Simulation, simulate, simulate_dependent
 from gadam.theory.spectrum import Spectrum, marchenko_pastur, measured, power_law
@@ -43,7 +43,6 @@ __all__ = [
     "METHODS",
     "Absolute",
     "Advice",
-    "CurveAdvice",
     "Dependent",
     "Erratum",
     "ExactNoise",
@@ -64,7 +63,6 @@ __all__ = [
     "ema",
     "ema_variance",
     "far_apart",
-    "from_curve",
     "from_hessian",
     "from_measurements",
     "last_iterate",

@@ -1,8 +1,8 @@
 """Advice for a training run: when to start averaging, how often to sample, what to expect.
 
 The advice uses the model of :mod:`gadam.theory.predict` and what is known about the run: its
-learning rate and batch size, and either its measured noise and curvature or only its loss curve.
-Each piece of advice states its caveats.
+learning rate and batch size, and its measured noise and curvature. Each piece of advice states its
+caveats. A loss curve alone is not enough: it does not tell noise from distance to the minimum.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from scipy import optimize
 from gadam import schedule
 from gadam.theory.model import Quadratic, Segment
 from gadam.theory.predict import average, last_iterate
-from gadam.theory.spectrum import Array, Spectrum, power_law
+from gadam.theory.spectrum import Spectrum, power_law
 
-__all__ = ["Advice", "CurveAdvice", "from_curve", "from_measurements", "plan"]
+__all__ = ["Advice", "from_measurements", "plan"]
 
 
 @dataclass(frozen=True)
@@ -299,129 +299,3 @@ def _fitted(parameters: int, trace: float | None, largest: float | None) -> Spec
     ranks = np.arange(1.0, parameters + 1)
     exponent = optimize.brentq(lambda s: (ranks**-s).sum() - ratio, 0.0, 50.0)
     return power_law(parameters, exponent, largest, nodes=min(parameters, 500))
-
-
-@dataclass(frozen=True)
-class CurveAdvice:
-    """A recommendation from a loss curve alone.
-
-    Args:
-        first: T_avg, where the curve starts to fluctuate around a constant level.
-        every: A stride with negligible cost.
-        time_constant: Time in which the transient decays to 1/e.
-        settled_loss: Level at which the curve ends.
-        fluctuation: Standard deviation around that level.
-        noise_cost: Estimated loss due to noise, if the iterates scatter around the minimum of
-            this loss.
-        cautions: Caveats, as sentences.
-        unit: Unit of the times.
-    """
-
-    first: int
-    every: int
-    time_constant: float
-    settled_loss: float
-    fluctuation: float
-    noise_cost: float
-    cautions: tuple[str, ...]
-    unit: str = "step"
-
-    def __str__(self) -> str:
-        stride = "" if self.every == 1 else f", every {self.every:,} {self.unit}s"
-        lines = [
-            f"Average from {self.unit} {self.first:,} on{stride}.",
-            f"The loss settles at {self.settled_loss:.4g} ± {self.fluctuation:.2g} with a time "
-            f"constant of {self.time_constant:,.0f} {self.unit}s. Its fluctuation suggests that "
-            f"noise costs at least {self.noise_cost:.2g}.",
-        ]
-        return "\n".join([*lines, *(f"- {caution}" for caution in self.cautions)])
-
-
-def from_curve(
-    steps: ArrayLike, losses: ArrayLike, effective_dimension: float = 1.0, unit: str = "step"
-) -> CurveAdvice:
-    """Derive advice from the losses of the iterates of a run at a constant learning rate.
-
-    The curve is fitted by a transient and a level, c + a·e^(−t/τ). Once settled, the loss
-    ½ Σ λw² has mean E = ½ Σ λV and standard deviation E·√(2/P_eff). The fluctuation therefore
-    suggests that noise costs √(P_eff/2) times as much, and a long average removes most of that
-    cost. This assumes that iterates scatter around the minimum of the measured loss. If they
-    settle elsewhere (because of weight decay, or because it is a validation loss), the loss
-    fluctuates more and the estimate is too high.
-
-    Args:
-        steps: Steps at which the losses were measured.
-        losses: Losses of the iterate, always on the same data.
-        effective_dimension: P_eff = (Σ λV)²/Σ (λV)². At least 1, and much larger in a network.
-        unit: Name of the unit of ``steps``.
-
-    Returns:
-        The advice.
-
-    Raises:
-        ValueError: If the curve has not settled or does not have this shape.
-
-    Example:
-        >>> t = np.arange(0, 10_000, 100)
-        >>> noise = 0.02 * np.random.default_rng(0).standard_normal(100)
-        >>> advice = from_curve(t, 0.5 + 2 * np.exp(-t / 800) + noise)
-        >>> 600 < advice.time_constant < 1000, 2000 < advice.first < 6000
-        (True, True)
-    """
-    t, y = np.asarray(steps, dtype=float), np.asarray(losses, dtype=float)
-    if t.shape != y.shape or t.ndim != 1 or len(t) < 8:
-        raise ValueError("Pass one loss per step, for at least 8 steps.")
-    if not (np.isfinite(y).all() and np.isfinite(t).all()) or (np.diff(t) <= 0).any():
-        raise ValueError("losses must be finite, and steps must be finite and increasing.")
-    if not effective_dimension >= 1:
-        raise ValueError(f"effective_dimension must be at least 1, got {effective_dimension}.")
-    span = t[-1] - t[0]
-    tail = y[len(y) // 2 :]
-
-    def curve(x: Array, level: float, height: float, tau: float) -> Array:
-        value: Array = level + height * np.exp(-(x - t[0]) / tau)
-        return value
-
-    guess = (float(tail.mean()), float(y[0] - tail.mean()), span / 10)
-    bounds = ([-np.inf, -np.inf, span / (10 * len(t))], [np.inf, np.inf, 10 * span])
-    try:
-        (level, height, tau), _ = optimize.curve_fit(curve, t, y, p0=guess, bounds=bounds)
-    except RuntimeError:
-        raise ValueError("Cannot fit a transient and a level to this curve.") from None
-    settled = t - t[0] > 3 * tau
-    if settled.sum() < 5:
-        raise ValueError(
-            f"The curve has not settled in {span:,.0f} {unit}s, so there is nothing to average "
-            "yet. Continue training at this learning rate."
-        )
-    residual = (y - curve(t, level, height, tau))[settled]
-    slope, offset = np.polyfit(t[settled], residual, 1)
-    fluctuation = float((residual - slope * t[settled] - offset).std(ddof=2))
-    drift = float(slope * np.ptp(t[settled]))
-    if abs(drift) > 4 * fluctuation + 0.05 * abs(height):
-        raise ValueError(
-            "The curve does not settle: after its fast transient, it drifts by more than it "
-            "fluctuates."
-        )
-    # Wait until the transient is smaller than the fluctuation.
-    wait = tau * np.log(max(2 * abs(height) / fluctuation, 1.0)) if fluctuation > 0 else 10 * tau
-    first = int(np.ceil(min(t[0] + wait, t[settled][-3])))
-    cautions = (
-        f"{int(settled.sum())} points lie after the transient.",
-        "A loss curve only suggests the cost of noise"
-        + (
-            ". This estimate assumes one effective direction; a network has many."
-            if effective_dimension == 1
-            else "."
-        ),
-    )
-    return CurveAdvice(
-        first,
-        max(1, int(tau)),  # iterates closer than this are similar
-        float(tau),
-        float(level),
-        fluctuation,
-        float(np.sqrt(effective_dimension / 2)) * fluctuation,
-        cautions,
-        unit,
-    )
