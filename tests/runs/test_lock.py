@@ -96,7 +96,7 @@ def test_a_lock_that_cannot_be_opened_is_explained(tmp_path, kind):
 def test_temporary_files_of_killed_processes_are_removed(tmp_path):
     (tmp_path / "iterates").mkdir()
     strays = [".run.json.123", ".checkpoint-000001-0123456789abcdef.pt.9", ".result.json.77"]
-    strays += ["iterates/.iterate-000001-0123456789abcdef.pt.9", ".manifest.json.5"]
+    strays += ["iterates/.iterate-000001-0123456789abcdef.pt.9", ".manifest.json.5", ".iterate-3.7"]
     kept = [".lock", ".notes", ".run.json", "run.json.123", ".run.json.x", ".cache.1"]
     for name in (*strays, *kept):
         (tmp_path / name).write_text("half")

@@ -17,7 +17,9 @@ __all__ = ["LOCK_SECONDS", "locked", "remove_temporary_files"]
 LOCK_SECONDS = 5.0  # orphans of a killed sweep need a moment to notice and exit
 
 # As write_atomically names them: .NAME.PID
-_TEMPORARY = re.compile(r"\..+\.(jsonl?|pt|md|html|csv|png|svg|pdf|tex)\.(\d+)")
+_TEMPORARY = re.compile(
+    r"\.(?:.+\.(?:jsonl?|pt|md|html|csv|png|svg|pdf|tex)|iterate-.+)\.(\d+)",
+)
 
 
 @contextmanager
@@ -109,7 +111,7 @@ def remove_temporary_files(folder: Path, *, of_dead_processes: bool = False) -> 
     with suppress(OSError):
         for path in folder.glob(".*"):
             found = _TEMPORARY.fullmatch(path.name)
-            if found and not (of_dead_processes and _is_alive(int(found[2]))):
+            if found and not (of_dead_processes and _is_alive(int(found[1]))):
                 path.unlink(missing_ok=True)
 
 
