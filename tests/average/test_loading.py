@@ -177,6 +177,19 @@ def test_an_undamaged_state_continues_bit_for_bit():
     same(other.state_dict(), optimizer.state_dict())
 
 
+def test_an_entry_without_an_average_is_refused_if_nothing_else_is_in_it():
+    params = parameters()
+    sgd = torch.optim.SGD(params, lr=0.1)  # has no state of its own
+    gadam.IterateAverage(sgd, gadam.Averaging(start=1))
+    train(sgd, params, 3)
+    before = copy.deepcopy(sgd.state_dict())
+    damaged = copy.deepcopy(before)
+    damaged["state"][0].clear()
+    with pytest.raises(ValueError, match="average of parameter 0 is missing"):
+        sgd.load_state_dict(damaged)
+    same(sgd.state_dict(), before)
+
+
 def test_an_attached_average_is_refused_before_anything_changes():
     params = parameters()
     sgd = torch.optim.SGD(params, lr=0.1, momentum=0.9)

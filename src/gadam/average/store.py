@@ -199,7 +199,7 @@ class Store(ABC):
                 )
             if slots:
                 saved.slots[param_of[i]] = slots
-            elif state and i in param_of:
+            elif i in param_of:
                 saved.bare.append(param_of[i])
         return {**state_dict, "state": states}, saved
 
