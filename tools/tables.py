@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterable
 from functools import cache
 from math import atanh, tanh
-from statistics import correlation
+from statistics import correlation, fmean, median, stdev
 
 from gadam.runs.archive import opened, read_archive
 from gadam.runs.collect import collect
@@ -509,6 +509,38 @@ def flatness(name: str) -> str:
     )
 
 
+def predictions() -> str:
+    """Return predicted and measured losses, with a row per run and point."""
+    report = _read("predictions")
+    rows, inside, total, low, widths = [], 0, 0, 0, []
+    for row in report["rows"]:
+        names = [row["problem"].replace("_", " "), row["optimizer"], row["run"].rsplit("-", 1)[1]]
+        for point, found in row["points"].items():
+            mean, error = fmean(found["measured"]), stdev(found["measured"])
+            text = "–"
+            if found["predicted"] is not None:
+                text = f"{found['predicted']:.4f} ± {found['interval']:.4f}"
+                inside, total = inside + found["within"], total + 1
+                low += found["predicted"] < mean
+                if point == "average":
+                    widths.append(found["interval"] / abs(row["start_loss"] - mean))
+            shown = f"{mean:.4f} ± {error / len(found['measured']) ** 0.5:.4f}"
+            within = {None: "no prediction", True: "yes", False: "no"}[found["within"]]
+            rows.append([*names, point, text, shown, within])
+    versions, machine = report["versions"], report["machine"]
+    caption = (
+        f"Training losses. {inside} of {total} intervals hold the mean of the measurements. "
+        f"{low} of {total} predictions are too low. The interval of the average is ± "
+        f"{100 * median(widths):.0f} % of the change of the loss in the median, and "
+        f"± {100 * max(widths):.0f} % at most. "
+        f"Measured: means ± standard errors over continuations. Command: `{report['command']}` "
+        f"(torch {versions['torch']}, {machine['cores']} cores). Source: "
+        "`results/predictions.json`."
+    )
+    header = ["problem", "optimizer", "seed", "point", "predicted", "measured", "within"]
+    return _table(header, rows, caption, left=4)
+
+
 def errata() -> str:
     """Return the errors in the paper."""
     from gadam.theory import ERRATA
@@ -580,6 +612,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "compare": lambda: compare("compare", answer=True),
     "fig2c": lambda: compare("fig2c"),
     "errata": errata,
+    "predictions": predictions,
     "language-step": language_step,
     "place": place,
     "tab-ptb": lambda: language("tab-ptb"),
