@@ -228,7 +228,7 @@ def test_a_step_that_is_no_boundary_is_refused_with_the_nearest_ones(tmp_path):
         blocks.model_state_dict(model, 45)
     for step in ("10", True):
         with pytest.raises(TypeError, match="start must be the number of a step"):
-            blocks.model_state_dict(model, step)
+            blocks.model_state_dict(model, step)  # type: ignore[arg-type]
     with pytest.raises(BlockError, match="empty"), blocks.applied(model, 20, 20):
         pass
 
@@ -918,9 +918,9 @@ def test_a_weighting_is_no_name(tmp_path):
     blocks = gadam.BlockAverages(optimizer, tmp_path / "blocks", every=5)
     train(model, optimizer, 10)
     with pytest.raises(TypeError, match=r"weighting must be Mean\(\), EMA\(\)"):
-        blocks.model_state_dict(model, weighting="ema")
+        blocks.model_state_dict(model, weighting="ema")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"Invalid weighting: 'ema'"):
-        blocks.weighting_error("ema")
+        blocks.weighting_error("ema")  # type: ignore[arg-type]
 
 
 def test_it_cannot_be_copied(tmp_path):

@@ -46,7 +46,7 @@ def measured(**changed: Any) -> Measurement:
         "reshuffled": 1.0,
         "method": {"momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "decoupled": False},
     }
-    return {**found, **changed}  # type: ignore[return-value]
+    return {**found, **changed}  # type: ignore[typeddict-item]
 
 
 def test_a_quadratic_is_predicted_exactly():
