@@ -67,6 +67,7 @@ def test_a_plan_needs_a_measurement(tmp_path, capsys):
     assert "Pass --measure." in printed
 
 
+@pytest.mark.slow
 def test_a_measured_plan_gives_advice_and_resumes(trained, capsys):
     """The first command measures. The others only read what it measured."""
     command = ["theory", "plan", str(trained), "--measure", "--epochs", "2", "--workers", "1"]
@@ -82,7 +83,7 @@ def test_a_measured_plan_gives_advice_and_resumes(trained, capsys):
     assert main(["theory", "plan", str(trained), "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["event"] == "plan"
-    assert set(printed["points"]) == {"last iterate", "average", "EMA", "decayed rate"}
+    assert {"last iterate", "average", "EMA", "decayed rate"} < set(printed["points"])
     for point in printed["points"].values():
         assert len(point["measured"]) == 2
         assert point["interval"] > 0
