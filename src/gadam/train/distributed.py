@@ -7,6 +7,7 @@ is communicated.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 import signal
@@ -385,6 +386,7 @@ def session(device: str = "cpu", strategy: Strategy = "ddp") -> Iterator[Ranks]:
         yield Ranks(rank, size, strategy, place, control, saving, words)
     finally:
         dist.destroy_process_group()
+        gc.collect()  # models hold groups, and a thread of gloo at exit can abort the process
 
 
 def meet(store: Any, rank: int, size: int, seconds: float = 600.0) -> str:
