@@ -5,13 +5,14 @@
 It needs no gadam. On a busy machine with two cores (Python 3.11, torch 2.13), 2 of 26 runs aborted
 without `--destroy`, and 0 of 8 with it: too few to tell the two apart.
 
-The likely cause, from torch's issues 190489 and 38228; no backtrace was taken here: A thread of gloo
-releases its tensor a little after the operation has ended. If the interpreter is shutting down by
-then, torch asks for the interpreter's lock in that thread, and CPython 3.11 ends the thread with
-`pthread_exit`. This unwinds its stack through a destructor, so `std::terminate` aborts the process.
+The likely cause, from torch's issues 190489 and 38228; no backtrace was taken here: a thread of
+gloo releases its tensor a little after the operation has ended. If the interpreter is shutting
+down by then, torch asks for the interpreter's lock in that thread, and CPython 3.11 ends the thread
+with `pthread_exit`. This unwinds its stack through a destructor, so `std::terminate` aborts
+the process.
 
-With `--destroy`, each process destroys its process group before it ends, which should join the threads.
-A model of FSDP2 or DDP holds the group, too, so free the model before.
+With `--destroy`, each process destroys its process group before it ends, which should join its
+threads. A model of FSDP2 or DDP holds the group, too, so free the model before.
 """
 
 from __future__ import annotations
