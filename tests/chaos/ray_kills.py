@@ -27,6 +27,7 @@ from chaos.faults import Tally
 from gadam.runs import Average, Data, Optimizer, Recipe
 from gadam.train.launchers.ray import RayLauncher
 from gadam.train.sweep import Job, Reportable, TrainingJob, sweep
+from sweep_events import holder
 
 RUNS = 4
 RECIPE = Recipe(
@@ -38,17 +39,6 @@ RECIPE = Recipe(
     epochs=120,
     evaluate_every=40,
 )
-
-
-def holder(folder: Path) -> int | None:
-    """Return the process that has the lock of a run open."""
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if any(os.readlink(fd) == str(folder / ".lock") for fd in (process / "fd").iterdir()):
-                return int(process.name)
-        except OSError:  # it has ended
-            continue
-    return None
 
 
 class Killer:

@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,6 +22,7 @@ from compare_runs import assert_same_run
 from gadam.runs import Average, Data, EpochRecord, Language, Optimizer, Recipe, RunResult
 from gadam.runs.lines import read_epochs
 from gadam.train.sweep import Job, Reportable, TrainingJob, available_cores, sweep
+from sweep_events import Recorder
 
 DATA = Data("fashion-mini", validation=100, examples=400, size=14, augment=False)
 RECIPE = Recipe(
@@ -40,34 +40,6 @@ def quick_workers() -> Iterator[None]:
     """Fork the workers of this test, where it does not matter how they start."""
     with quick_processes.for_sweeps():
         yield
-
-
-class Recorder:
-    """A listener that records the events it receives."""
-
-    def __init__(self) -> None:
-        self.events: list[tuple[Any, ...]] = []
-
-    def on_start(self, job: Job) -> None:
-        self.events.append(("start", job.label))
-
-    def on_progress(self, job: Job, done: float, update: Reportable | None) -> None:
-        if update is not None:
-            assert isinstance(update, EpochRecord)
-            self.events.append(("epoch", job.label, update.epoch))
-
-    def on_notice(self, job: Job, sentence: str) -> None:
-        self.events.append(("notice", job.label, sentence))
-
-    def on_finish(self, job: Job, result: Reportable) -> None:
-        assert isinstance(result, RunResult)
-        self.events.append(("finish", job.label))
-
-    def on_failure(self, job: Job, reason: str) -> None:
-        self.events.append(("failure", job.label, reason))
-
-    def of(self, kind: str) -> list[tuple[Any, ...]]:
-        return [event[1:] for event in self.events if event[0] == kind]
 
 
 def test_failures_are_reported_while_the_other_runs_continue(tmp_path):
