@@ -524,7 +524,7 @@ class Averaging:
         changes the result little, because nearby iterates are nearly the same, and costs time.
 
         The learning rate must stay high while averaging, so that the iterates differ. A schedule
-        that decays to zero leaves nothing to average:
+        that decays to zero leaves little to average:
         :class:`gadam.schedule.LinearForAveraging` decays to half of the initial rate.
 
         Args:
