@@ -14,12 +14,10 @@ __all__ = ["FOLDER", "forest", "write"]
 FOLDER = Path(__file__).parents[2] / "docs" / "evidence"
 REFERENCE = GADAM
 WIDTH, LEFT, RIGHT, TOP, ROW, BOTTOM = 720, 215, 95, 34, 22, 44
-STYLE = """text{font:13px system-ui,sans-serif;fill:#24292f}.muted{fill:#57606a}
-.zero{stroke:#57606a;stroke-dasharray:4 3}.grid{stroke:#d0d7de}
-.averaged{stroke:#0069b8;fill:#0069b8}.plain{stroke:#b35c00;fill:#b35c00}
-@media(prefers-color-scheme:dark){text{fill:#e6edf3}.muted{fill:#9ba4ae}
-.zero{stroke:#9ba4ae}.grid{stroke:#30363d}.averaged{stroke:#58a6ff;fill:#58a6ff}
-.plain{stroke:#e3963e;fill:#e3963e}}"""
+# One palette for both backgrounds: media queries ignore the theme switch of the site.
+STYLE = """text{font:13px system-ui,sans-serif;fill:#777c82}
+.zero{stroke:#777c82;stroke-dasharray:4 3}.grid{stroke:#868b9155}
+.averaged{stroke:#2f7fd0;fill:#2f7fd0}.plain{stroke:#d9632a;fill:#d9632a}"""
 
 
 def write(summary: Document, folder: Path = FOLDER) -> list[Path]:
