@@ -74,14 +74,17 @@ def overview() -> str:
 
     Ours and the rival are the ones that are best on validation data.
     """
-    rows = []
+    rows: list[list[str]] = []
+    behind: list[str] = []
     for task in map(_task, TASKS):
         final = {row["label"]: row for row in task["rows"] if _is_final(row, task)}
         verdict = _verdict(task, final)
         if verdict is None:
             continue
         cells = [_mean(final[label]) if label in final else "" for label in COLUMNS]
-        rows.append([f"{task['title']}, {task['metric']}", *cells, verdict])
+        rows.append([f"{task['title']}, {task['metric']}", *cells, verdict[0]])
+        if verdict[1] < 0:
+            behind.append(task["title"])
     if not rows:
         return "No task has final results yet."
     seeds = {_task(name)["seeds"] for name in TASKS}
@@ -95,11 +98,38 @@ def overview() -> str:
         "Commands, versions, all methods: [docs/evidence.md](docs/evidence.md)."
     )
     table = _table(["task", *COLUMNS, "ours − best other method"], rows, caption)
-    return table.replace("---:|\n", "---|\n", 1)
+    return table.replace("---:|\n", "---|\n", 1) + f"\n\n{_summary(len(rows), behind)}"
 
 
-def _verdict(task: Document, final: dict[str, Document]) -> str | None:
-    """Compare the best of ours with the best rival, or return None if one is missing."""
+# The claims of the paper that a reader of the README asks about, by their first words.
+MAIN_CLAIMS = {
+    "Averaging beats decaying": "averaging beats decaying the rate",
+    "Averaging at a held rate beats": "it beats a cosine schedule with an average of its own",
+    "Averaging beats Schedule-Free": "it beats Schedule-Free",
+}
+
+
+def _summary(tasks: int, behind: list[str]) -> str:
+    """Return the verdicts of the main claims, and the tasks where a rival is ahead."""
+    verdicts = []
+    for claim in _read()["claims"]:
+        for beginning, words in MAIN_CLAIMS.items():
+            if claim["text"].startswith(beginning):
+                reason = claim["reason"].rstrip(".")
+                verdicts.append(f"{words}: *{claim['verdict']}* ({reason})")
+    ahead = f"on {'; '.join(behind)}" if behind else "on none of these tasks"
+    return (
+        f"**Verdict so far, on {tasks} of {len(TASKS)} tasks:** {'; '.join(verdicts)}. A rival is "
+        f"significantly ahead {ahead}."
+    )
+
+
+def _verdict(task: Document, final: dict[str, Document]) -> tuple[str, int] | None:
+    """Compare the best of ours with the best rival, or return None if one is missing.
+
+    Returns:
+        The difference in words, and the sign of a significant one: 1 if ours is better.
+    """
     sign = 1 if task["mode"] == "max" else -1
 
     def best(rows: list[Document]) -> Document | None:
@@ -112,8 +142,9 @@ def _verdict(task: Document, final: dict[str, Document]) -> str | None:
     one = rival["differences"][ours["label"]]
     low, high = sorted(-end for end in one["interval"])
     names = f"{ours['label']} − {rival['label']}"
-    significance = "" if low > 0 or high < 0 else ", not significant"
-    return f"{names}: **{-one['mean']:+.2f}** ({low:+.2f} to {high:+.2f}){significance}"
+    sign = (low > 0) - (high < 0)
+    significance = "" if sign else ", not significant"
+    return f"{names}: **{-one['mean']:+.2f}** ({low:+.2f} to {high:+.2f}){significance}", sign
 
 
 def _against(rival: Document) -> str:
