@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import sys
 import xml.etree.ElementTree
@@ -242,6 +243,22 @@ def test_the_page_says_what_the_summary_says(
     assert "-1.20 (" in page["evidence-fashion-noisy"]
     assert page["evidence-ablation"] == "No runs yet."
     assert "**holds**" in page["evidence-claims"]
+    assert "GadamX − " in page["evidence-overview"]
+    assert "on 1 of 7 tasks" in page["evidence-overview"]
+    assert "significantly ahead on none of these tasks" in page["evidence-overview"]
+
+
+def test_the_overview_names_the_tasks_where_a_rival_is_ahead(
+    summary: dict[str, Any], tables: Callable[[Any], dict[str, str]]
+) -> None:
+    lost = copy.deepcopy(summary)
+    rival = rows(lost)["Schedule-Free AdamW"]
+    rival["validation"] = 99.0
+    for one in rival["differences"].values():
+        one["mean"], one["interval"] = 2.0, [1.0, 3.0]
+    page = tables(lost)["evidence-overview"]
+    assert "− Schedule-Free AdamW: **-2.00** (-3.00 to -1.00)" in page
+    assert f"significantly ahead on {lost['tasks']['fashion-noisy']['title']}." in page
 
 
 def test_the_page_without_any_runs(
@@ -249,6 +266,7 @@ def test_the_page_without_any_runs(
 ) -> None:
     page = tables(analysis.summarize(lambda _: []))
     assert page["evidence-fashion-noisy"] == "No runs yet."
+    assert page["evidence-overview"] == "No task has final results yet."
     assert page["evidence-grids"] == page["evidence-untuned"] == "No complete grids yet."
 
 
