@@ -464,8 +464,9 @@ static double count_step(const Job *job, int64_t tensor)
 
 /* The number of elements that a thread processes at a time. It is fixed, so that results do not
  * depend on the number of threads. It is small, so that a preempted thread does not delay the
- * others much. */
-enum { CHUNK = 16384 };
+ * others much, but not smaller: hardware prefetching restarts with every chunk. With 16384, a
+ * step takes up to a sixth longer where memory is fast. */
+enum { CHUNK = 65536 };
 
 static const int64_t infinity_bits[] = {0x7f800000, 0x7ff0000000000000, 0x7f80, 0x7c00};
 static const int64_t item_size[] = {4, 8, 2, 2};
