@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+import workers
 from torch.multiprocessing.spawn import start_processes
 
 import quick_processes
@@ -53,14 +54,7 @@ def run(worker: Worker, processes: int, folder: Path, strategy: Strategy | None 
         join=False,
         start_method=quick_processes.context().get_start_method(),
     )
-    end = time.monotonic() + SECONDS
-    try:
-        while not started.join(timeout=1):
-            assert time.monotonic() < end, f"The ranks did not end within {SECONDS} seconds."
-    finally:
-        for process in started.processes:
-            if process.is_alive():
-                process.kill()
+    workers.finish(started, SECONDS)
 
 
 def launch(

@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.multiprocessing.spawn import start_processes
+from torch.multiprocessing.spawn import ProcessContext, start_processes
 
 import gadam
 import quick_processes
@@ -43,11 +43,21 @@ def run(worker: Worker, processes: int, folder: Path) -> None:
         join=False,
         start_method=quick_processes.context().get_start_method(),
     )
-    end = time.monotonic() + SECONDS
+    finish(started)
+
+
+def finish(started: ProcessContext, seconds: float = SECONDS) -> None:
+    """Wait for processes, and raise the error of one that failed. A hang is a failure.
+
+    Args:
+        started: The processes.
+        seconds: How long to wait.
+    """
+    end = time.monotonic() + seconds
     try:
         # join raises the error of a failed process, with its traceback.
         while not started.join(timeout=1):
-            assert time.monotonic() < end, f"The processes did not end within {SECONDS} seconds."
+            assert time.monotonic() < end, f"The processes did not end within {seconds} seconds."
     finally:
         for process in started.processes:
             if process.is_alive():

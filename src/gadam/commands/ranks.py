@@ -15,7 +15,7 @@ from gadam.runs.recipe import RecipeError
 from gadam.runs.record import RunResult
 from gadam.train import distributed
 from gadam.train.distributed import LostRank, Preemption, Ranks, Strategy
-from gadam.train.sweep import TrainingJob
+from gadam.train.sweep import Reportable, TrainingJob
 
 __all__ = ["one_voice", "run_all", "with_ranks"]
 
@@ -99,9 +99,9 @@ def run_all(
             if ranks.is_first:
                 listener.on_start(job)
 
-            def on_progress(done: float, update: object, job: TrainingJob = job) -> None:
+            def on_progress(done: float, update: Reportable | None, job: TrainingJob = job) -> None:
                 if ranks.is_first:
-                    listener.on_progress(job, done, update)  # type: ignore[arg-type]
+                    listener.on_progress(job, done, update)
 
             def on_notice(sentence: str, job: TrainingJob = job) -> None:
                 if ranks.is_first:

@@ -47,7 +47,7 @@ def loss_of(task: Task, model: nn.Module, ranks: Ranks) -> Loss:
     """
     if ranks.size == 1 or ranks.is_sharded:
         return lambda batch: task.loss(model, batch)
-    # The loop broadcasts buffers, for both strategies.
+    # The loop broadcasts buffers, for both strategies. Newer versions of torch rename the option.
     known = inspect.signature(DistributedDataParallel).parameters
     option = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
     return DistributedDataParallel(_LossModule(task, model), **{option: False})  # type: ignore[arg-type]
