@@ -270,7 +270,9 @@ class _Training:
             self.record.trial = self.trial
         self.advance(self.record.steps)
         if self.record.diverged is None:
-            for name, point in self.points.items():
+            # Of the branch that decays to zero, only the iterate is compared.
+            ends = {OWN: self.points[OWN]} if schedule == "wsd" else self.points
+            for name, point in ends.items():
                 if not isinstance(point, gadam.IterateAverage) or point.count:
                     self._measure(name, with_test=True)
         self.record.train_loss = _finite(fmean(self.losses[-max(1, self.record.steps // 20) :]))
