@@ -298,6 +298,25 @@ def untuned() -> str:
     return _table(["method", *tasks, "mean"], rows)
 
 
+# ---------------------------------------------------------------------------------------- averages
+
+
+def averages(schedule: str) -> str:
+    """Return how much better each average is than the reference of its schedule, on each task.
+
+    Args:
+        schedule: "held" or "cosine".
+    """
+    found = _read()["averages"][schedule]
+    tasks = [name for name in TASKS if any(name in one["tasks"] for one in found.values())]
+    rows = []
+    for point, one in sorted(found.items(), key=lambda item: -item[1]["mean"]):
+        cells = [f"{one['tasks'][name]:+.2f}" if name in one["tasks"] else "" for name in tasks]
+        label = POINTS[point] or "last iterate"
+        rows.append([label, *cells, f"{one['mean']:+.2f}", f"{one['worst']:+.2f}"])
+    return _table(["average", *tasks, "mean", "worst"], rows) if rows else "No final runs yet."
+
+
 # ------------------------------------------------------------------------------------------- pilot
 
 
@@ -354,8 +373,8 @@ def costs() -> str:
         f"CPU time of one thread on CIFAR-100N: medians of {found['steps']} interleaved steps of "
         f"{found['run']} per run, and {EVALUATIONS} evaluations per point with a BatchNorm refresh "
         f"({found['refresh']:.0f} ms) and the validation images ({found['evaluate']:.0f} ms); a "
-        f"step of AdamW takes {base:.0f} ms. Measured on a busy machine with torch "
-        f"{found['torch']} by `python -m benchmarks.evidence costs`: ratios vary by some percent. "
+        f"step of AdamW takes {base:.0f} ms. Measured on a quiet machine with torch "
+        f"{found['torch']} by `python -m benchmarks.evidence costs`; ratios vary by some percent. "
         "Source: `results/evidence/costs.json`."
     )
     return _table(header, rows, caption)
@@ -418,6 +437,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "evidence-untuned": untuned,
     "evidence-costs": costs,
     "evidence-pilot": pilot,
+    "evidence-averages-held": partial(averages, "held"),
+    "evidence-averages-cosine": partial(averages, "cosine"),
     "evidence-ablation": ablation,
     **{f"evidence-{name}": partial(task, name) for name in TASKS},
 }

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from statistics import fmean, quantiles
 
-from benchmarks.evidence import tuning
+from benchmarks.evidence import averages, tuning
 from benchmarks.evidence.claims import Evidence, judge
 from benchmarks.evidence.contenders import (
     CONTENDERS,
@@ -49,6 +49,7 @@ def summarize(read_records: Callable[[str], list[Record]]) -> Document:
         "tasks": {name: _task(compared[name], records[name], readings[name]) for name in compared},
         "claims": [asdict(claim) for claim in judge(evidence)],
         "untuned": _untuned(compared, records, readings),
+        "averages": averages.compare(compared, records),
         "ablation": _ablation(TASKS[ABLATION], records[ABLATION]),
     }
 
