@@ -9,7 +9,7 @@ from statistics import fmean, stdev
 
 from scipy.special import bdtrc, stdtr, stdtrit
 
-__all__ = ["Paired", "holm", "mean_and_error", "sign_test"]
+__all__ = ["Difference", "Paired", "holm", "mean_and_error", "sign_test", "unpaired"]
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
@@ -23,18 +23,39 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
 
 
 @dataclass(frozen=True)
-class Paired:
-    """The mean difference over pairs.
+class Difference:
+    """A difference of means, by Student's t.
 
     Args:
-        mean: The mean difference.
+        mean: The difference.
         error: Its standard error.
-        count: The number of pairs, at least two.
+        freedom: The degrees of freedom of the error.
     """
 
     mean: float
     error: float
-    count: int
+    freedom: float
+
+    @property
+    def p_value(self) -> float:
+        """The two-sided p-value of the t-test."""
+        if self.error == 0:
+            return 1.0 if self.mean == 0 else 0.0
+        return float(2 * stdtr(self.freedom, -abs(self.mean / self.error)))
+
+    def interval(self, confidence: float = 0.95) -> tuple[float, float]:
+        """Return a confidence interval.
+
+        Args:
+            confidence: How often such an interval contains the true difference.
+        """
+        half = self.error * float(stdtrit(self.freedom, (1 + confidence) / 2))
+        return self.mean - half, self.mean + half
+
+
+@dataclass(frozen=True)
+class Paired(Difference):
+    """The mean difference over pairs, of which there are at least two."""
 
     @classmethod
     def of(cls, first: Mapping[int, float], second: Mapping[int, float]) -> Paired | None:
@@ -49,23 +70,29 @@ class Paired:
             return None
         mean, error = mean_and_error([first[seed] - second[seed] for seed in seeds])
         assert error is not None
-        return cls(mean, error, len(seeds))
+        return cls(mean, error, len(seeds) - 1)
 
     @property
-    def p_value(self) -> float:
-        """The two-sided p-value of Student's t-test."""
-        if self.error == 0:
-            return 1.0 if self.mean == 0 else 0.0
-        return float(2 * stdtr(self.count - 1, -abs(self.mean / self.error)))
+    def count(self) -> int:
+        """The number of pairs."""
+        return round(self.freedom) + 1
 
-    def interval(self, confidence: float = 0.95) -> tuple[float, float]:
-        """Return a confidence interval.
 
-        Args:
-            confidence: How often such an interval contains the true difference.
-        """
-        half = self.error * float(stdtrit(self.count - 1, (1 + confidence) / 2))
-        return self.mean - half, self.mean + half
+Spread = tuple[float, float, int]  # a mean over runs, its standard error, and their number
+
+
+def unpaired(first: Spread, second: Spread) -> Difference:
+    """Compare means over runs that share nothing (Welch, 1947).
+
+    Args:
+        first: A mean over two runs or more.
+        second: Another one. The difference is positive if the first is larger.
+    """
+    variances = [error**2 for _, error, _ in (first, second)]
+    total = sum(variances)
+    parts = sum(v**2 / (one[2] - 1) for v, one in zip(variances, (first, second)))
+    freedom = total**2 / parts if parts else math.inf
+    return Difference(first[0] - second[0], math.sqrt(total), freedom)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
