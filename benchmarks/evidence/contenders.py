@@ -53,8 +53,10 @@ CONTENDERS = {
     for one in (
         Contender(GADAMX, "padamw held", ("held", AVERAGE)),
         Contender("GadamX, last half", "padamw held", ("held", "half")),
+        Contender("GadamX, last quarter", "padamw held", ("held", "tail 25%")),
         Contender(GADAM, "adamw held", ("held", AVERAGE)),
         Contender("Gadam, last half", "adamw held", ("held", "half")),
+        Contender("Gadam, last quarter", "adamw held", ("held", "tail 25%")),
         Contender("GadamAuto", "adamw held", ("held", "auto")),
         Contender("Gadam + Lookahead", "gadam-lookahead held", ("held", AVERAGE)),
         Contender("SWA", "sgd held", ("held", AVERAGE)),

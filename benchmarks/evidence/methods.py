@@ -291,7 +291,7 @@ AVERAGES: dict[str, Callable[[int, Mode], gadam.Averaging]] = {
     "tail 25%": _tail(25),
     "half": _tail(50),
     "tail 75%": _tail(75),
-    "half, paper's stride": lambda total, _: gadam.Averaging.for_budget(total),
+    "half, paper's stride": lambda total, _: gadam.Averaging.for_budget(total, last=0.5),
     "half, linear weights": lambda total, _: gadam.Averaging(
         start=_tail_start(total, 50), weighting=gadam.LinearDecay()
     ),

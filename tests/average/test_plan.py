@@ -45,6 +45,9 @@ from oracle import ema, linear_decay, mean, power_ema, sampled_steps, window
         (lambda: gadam.Averaging.for_budget(1.5), "Invalid steps: 1.5"),  # type: ignore[arg-type]
         (lambda: gadam.Averaging.for_budget(10, every=11), "Invalid every: 11"),
         (lambda: gadam.Averaging.for_budget(10, every=0), "Invalid every: 0"),
+        (lambda: gadam.Averaging.for_budget(10, last=0.0), "Invalid last: 0.0"),
+        (lambda: gadam.Averaging.for_budget(10, last=25), "Invalid last: 25"),
+        (lambda: gadam.Averaging.for_budget(10, last="half"), "Invalid last: 'half'"),  # type: ignore[arg-type]
         (lambda: gadam.Plateau(patience=0), "Invalid patience: 0"),
         (lambda: gadam.Plateau(mode="up"), "Invalid mode: 'up'"),  # type: ignore[arg-type]
         (lambda: gadam.NonMonotone(interval=0), "Invalid interval: 0"),
@@ -79,30 +82,39 @@ def test_a_plan_may_omit_start_only_if_it_cannot_be_meant_to_start():
     assert "omitted" not in repr(waiting)
 
 
-@given(st.integers(1, 10**7), st.one_of(st.none(), st.integers(1, 10**4)))
-def test_the_plan_of_a_budget_samples_its_second_half(steps, every):
+@given(
+    st.integers(1, 10**7),
+    st.one_of(st.none(), st.integers(1, 10**4)),
+    st.sampled_from([0.01, 0.1, 0.25, 0.3, 0.5, 0.75, 1.0]),
+)
+def test_the_plan_of_a_budget_samples_its_last_part(steps, every, last):
     if every is not None and every > steps:
         every = steps
-    plan = gadam.Averaging.for_budget(steps, every)
+    plan = gadam.Averaging.for_budget(steps, every, last=last)
     assert isinstance(plan.start, int)
     assert plan.every is not None
     assert plan.start % plan.every == 0  # samples fall on the ends of epochs
-    assert steps / 2 <= plan.start <= steps
-    assert plan.start < steps / 2 + plan.every
+    assert plan.every <= plan.start <= steps  # at least one sample
+    first = steps - max(steps * last, 1)
+    assert plan.start < first + plan.every + 1  # not later than it must be
+    if steps // plan.every * plan.every >= first:
+        assert plan.start >= first - 1e-6  # not earlier either, if the run has a sample there
     if every is None:
         samples = (steps - plan.start) // plan.every + 1
-        assert samples == steps - plan.start + 1 if steps < 600 else 150 <= samples <= 301
+        assert plan.every == 1 if steps * last < 300 else 149 <= samples <= 301
 
 
-def test_the_plan_of_a_budget_is_the_papers():
+def test_the_plan_of_a_budget_is_the_last_quarter_or_the_papers_half():
     """One sample per epoch from the middle of 300, 200 and 50 epochs."""
     for epochs, start, per_epoch in ((300, 150, 391), (200, 100, 663), (50, 25, 10_010)):
-        plan = gadam.Averaging.for_budget(epochs * per_epoch, every=per_epoch)
+        plan = gadam.Averaging.for_budget(epochs * per_epoch, every=per_epoch, last=0.5)
         assert plan == gadam.Averaging(start * per_epoch, per_epoch)
-    assert gadam.Averaging.for_budget(300 * 391) == gadam.Averaging(150 * 391, 391)
+    assert gadam.Averaging.for_budget(300 * 391, last=0.5) == gadam.Averaging(150 * 391, 391)
+    assert gadam.Averaging.for_budget(300 * 391, every=391) == gadam.Averaging(225 * 391, 391)
+    assert gadam.Averaging.for_budget(1000) == gadam.Averaging(750, 1)
     options = {"weighting": gadam.LinearDecay(), "dtype": torch.float64, "device": "cpu"}
     plan = gadam.Averaging.for_budget(100, overlap=True, **options)  # type: ignore[arg-type]
-    assert plan == gadam.Averaging(50, 1, overlap=True, **options)  # type: ignore[arg-type]
+    assert plan == gadam.Averaging(75, 1, overlap=True, **options)  # type: ignore[arg-type]
 
 
 RECURSIVE = st.one_of(

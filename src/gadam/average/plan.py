@@ -419,13 +419,14 @@ class _Omitted:
 
 _OMITTED = cast("int | Trigger | None", _Omitted())
 _MEAN = Mean()
+_SAMPLES = 150  # of a plan for a budget
 
 
 @dataclass(frozen=True)
 class Averaging:
     """A plan: which iterates enter the average, and with what weight.
 
-    :meth:`for_budget` makes the paper's plan for a number of steps.
+    :meth:`for_budget` makes a plan for a number of steps.
 
     Args:
         start: The first step to sample. Steps count 1, 2, …; 0 means 1, because the initial weights
@@ -510,18 +511,22 @@ class Averaging:
         steps: int,
         every: int | None = None,
         *,
+        last: float = 0.25,
         weighting: Weighting = _MEAN,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
         overlap: bool = False,
     ) -> Averaging:
-        """Return the paper's plan for a budget of optimizer steps.
+        """Return a plan for a budget of optimizer steps: the mean of the last quarter.
 
-        Averaging starts at half of the budget. The paper starts at epoch 161 of 300, 100 of 200 and
-        30 of 50: late enough that the iterates are near their stationary distribution, early
-        enough for many samples. Samples are a three-hundredth of the budget apart, as in its runs
-        of 300 epochs with one sample per epoch. That makes about 150 samples. Sampling more often
-        changes the result little, because nearby iterates are nearly the same, and costs time.
+        The paper averages the last half, ``last=0.5``: it starts at epoch 161 of 300, 100 of 200
+        and 30 of 50. In our comparisons on real data, later starts were better wherever the loss
+        still fell in the second half of training. An EMA with a half-life of 5 % of the steps did
+        as well, and so did ``PowerEMA(0.1)`` from the first step.
+
+        Samples are as far apart as the paper's, one per epoch in runs of 300 epochs, for the last
+        half. For any other part, they are as many: about 150. Sampling more often changes the
+        result little, because nearby iterates are nearly the same, and costs time.
 
         The learning rate must stay high while averaging, so that the iterates differ. A schedule
         that decays to zero leaves little to average:
@@ -529,34 +534,42 @@ class Averaging:
 
         Args:
             steps: The number of optimizer steps in the whole training.
-            every: The steps between samples, such as the steps per epoch. None means
-                ``steps // 300``, at least 1. The start is a multiple of it, so samples fall on the
-                ends of epochs.
+            every: The steps between samples, such as the steps per epoch. None takes about 150
+                samples, or every step of a short run. The start is a multiple of it, so samples
+                fall on the ends of epochs.
+            last: The part of the steps to average, in (0, 1], counted from the end.
             weighting: The weighting. The paper's is the plain mean.
             dtype: The type of the average, as in :class:`Averaging`.
             device: The device of the average, as in :class:`Averaging`.
             overlap: Whether to overlap copies to the host, as in :class:`Averaging`.
 
+        Raises:
+            ValueError: If an argument is out of range.
+
         Example:
             >>> import gadam
-            >>> plan = gadam.Averaging.for_budget(117_300)  # 300 epochs of CIFAR, batch 128
+            >>> plan = gadam.Averaging.for_budget(10_000)
             >>> (plan.start, plan.every)
+            (7504, 16)
+            >>> paper = gadam.Averaging.for_budget(117_300, last=0.5)  # CIFAR, 300 epochs
+            >>> (paper.start, paper.every)
             (58650, 391)
-            >>> plan = gadam.Averaging.for_budget(200 * 663, every=663)
-            >>> plan.start // 663
-            100
         """
         if not _is_int(steps) or steps < 1:
             raise ValueError(f"Invalid steps: {steps!r}. steps must be a positive integer.")
+        if not (isinstance(last, Real) and 0.0 < last <= 1.0):
+            raise ValueError(f"Invalid last: {last!r}. last must be in (0, 1].")
+        averaged = max(math.floor(steps * last + 1e-6), 1)  # 0.29 * 100 is below 29
         if every is None:
-            every = max(steps // 300, 1)
+            every = max(averaged // _SAMPLES, 1)
         if not _is_int(every) or not 1 <= every <= steps:
             raise ValueError(
                 f"Invalid every: {every!r}. every must be a positive integer of at most "
                 f"steps = {steps}."
             )
-        start = -(-steps // (2 * every)) * every  # half of the budget, up to a multiple of every
-        return cls(start, every, weighting, dtype, device, overlap)
+        # Up to a multiple of every, but not past the last one of the run.
+        start = min(-(-(steps - averaged) // every), steps // every) * every
+        return cls(max(start, every), every, weighting, dtype, device, overlap)
 
     @property
     def first_step(self) -> int | None:
