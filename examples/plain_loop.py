@@ -19,7 +19,7 @@ loader = torch.utils.data.DataLoader(train, batch_size=50, shuffle=True)
 
 EPOCHS = 20
 model = nn.Sequential(nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 1))
-plan = gadam.Averaging.for_budget(EPOCHS * len(loader))  # average over the second half
+plan = gadam.Averaging.for_budget(EPOCHS * len(loader))  # average over the last quarter
 optimizer = gadam.Gadam(model.parameters(), lr=0.01, weight_decay=0.1, average=plan)
 
 
