@@ -425,7 +425,7 @@ def test_the_plan_comes_from_the_optimizer_or_from_the_number_of_steps():
     callback = AveragedWeights()
     module, _, recorder = fit(callback, accumulate_grad_batches=2)
     assert callback.average.averaging == gadam.Averaging.for_budget(9)
-    close(weights(module), recorder.mean(5))
+    close(weights(module), recorder.mean(7))
     own = gadam.Averaging(start=3, every=2)
     module, run, _ = fit(callback, module=Module(gadam_plan=own))
     assert callback.average is run.optimizers[0].average
