@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from scipy.special import bdtrc, stdtr, stdtrit
+from scipy.special import bdtrc, ndtr, ndtri, stdtr, stdtrit
 
-__all__ = ["Difference", "Paired", "holm", "mean_and_error", "sign_test", "unpaired"]
+__all__ = ["Difference", "Paired", "holm", "mean_and_error", "sign_test", "stouffer", "unpaired"]
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
@@ -110,6 +110,24 @@ def holm(p_values: Sequence[float]) -> list[float]:
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
         corrected[index] = largest
     return corrected
+
+
+def stouffer(differences: Sequence[Difference]) -> tuple[float, float]:
+    """Combine independent tests (Stouffer, 1949).
+
+    Args:
+        differences: At least one.
+
+    Returns:
+        The combined z, positive if the differences are, and its two-sided p-value.
+    """
+    scores = []
+    for one in differences:
+        # Half of a p-value of zero has no finite score.
+        tail = max(one.p_value / 2, 1e-300)
+        scores.append(math.copysign(-float(ndtri(tail)), one.mean))
+    z = math.fsum(scores) / math.sqrt(len(scores))
+    return z, float(2 * ndtr(-abs(z)))
 
 
 def sign_test(positive: int, negative: int) -> float:

@@ -15,7 +15,14 @@ import pytest
 import scipy.stats
 from benchmarks.evidence.harness import OWN, Record, Trial
 from benchmarks.evidence.methods import averages_itself
-from benchmarks.evidence.statistics import Paired, holm, mean_and_error, sign_test, unpaired
+from benchmarks.evidence.statistics import (
+    Paired,
+    holm,
+    mean_and_error,
+    sign_test,
+    stouffer,
+    unpaired,
+)
 from benchmarks.evidence.tasks import TASKS, Workload
 from benchmarks.evidence.tuning import pending
 from hypothesis import given
@@ -149,6 +156,16 @@ def test_unpaired_means_are_compared_as_in_scipy() -> None:
     theirs = scipy.stats.ttest_ind(first, second, equal_var=False)
     assert ours.p_value == pytest.approx(theirs.pvalue)
     assert ours.interval() == pytest.approx(tuple(theirs.confidence_interval()))
+
+
+def test_tests_are_combined_as_in_scipy() -> None:
+    samples = ([1.0, 2.5, 3.0, 0.4], [0.5, -0.7, 0.2, 0.9], [-0.1, -0.2, -0.4, 0.0])
+    parts = [Paired.of(dict(enumerate(one)), dict.fromkeys(range(4), 0.0)) for one in samples]
+    z, p_value = stouffer([part for part in parts if part is not None])
+    one_sided = [scipy.stats.ttest_1samp(one, 0, alternative="greater").pvalue for one in samples]
+    theirs = scipy.stats.combine_pvalues(one_sided, "stouffer")
+    assert z == pytest.approx(theirs.statistic)
+    assert p_value == pytest.approx(2 * min(theirs.pvalue, 1 - theirs.pvalue))
 
 
 def test_gains_by_width_come_from_the_committed_archive(summary: dict[str, Any]) -> None:
