@@ -66,6 +66,59 @@ def answer() -> str:
     return "\n".join(lines)
 
 
+# Where a reader may be, and the tasks that are like it.
+SITUATIONS = {
+    "Labels are wrong": ("fashion-noisy", "cifar100n-5k"),
+    "Labels are right, and the network overfits": ("fashion-clean", "cifar100-2k"),
+    "Training is short: the loss still falls at the end": (
+        "imagenet32-short",
+        "ptb-transformer-short",
+        "ptb-lstm-short",
+    ),
+}
+
+
+def situations() -> str:
+    """Return, per situation and task, the best method of ours and its gains over other methods.
+
+    Ours is chosen on validation data, and so is the best schedule that decays the rate.
+    """
+    rows = []
+    for situation, names in SITUATIONS.items():
+        for task in map(_task, names):
+            final = {row["label"]: row for row in task["rows"] if _is_final(row, task)}
+            ours = _best(task, [final[label] for label in REFERENCES if label in final])
+            if ours is None:
+                continue
+            decayed = _best(task, [row for row in final.values() if not row["averaged"]])
+            compared = [final.get(label) for label in ("AdamW, cosine", "Schedule-Free AdamW")]
+            cells = [_gain(task, ours, other) for other in (compared[0], decayed, compared[1])]
+            if decayed is not None:
+                cells[1] += f" ({decayed['label']})"
+            average = POINTS.get(ours["point"], ours["point"])
+            rows.append([situation, task["title"], f"{ours['label']}, {average}", *cells])
+            situation = ""
+    header = ["situation", "task", "best of ours", "− AdamW, cosine"]
+    header += ["− best decayed rate", "− Schedule-Free AdamW"]
+    caption = (
+        "Gains in points of accuracy or in percent of the perplexity, with 95% intervals, paired "
+        "by seed; positive is better. Bold gains have intervals without zero."
+    )
+    return _table(header, rows, caption, left=3) if rows else "No final runs yet."
+
+
+def _gain(task: Document, ours: Document, other: Document | None) -> str:
+    """Return the gain of ours over another method, with its interval."""
+    one = None if other is None else other["differences"].get(ours["label"])
+    if one is None or other is None:
+        return ""
+    scale = 100 / other["mean"] if task["metric"] == "perplexity" else 1
+    unit = " %" if task["metric"] == "perplexity" else ""
+    low, high = sorted(-scale * end for end in one["interval"])
+    gain = f"{-scale * one['mean']:+.1f}{unit}"
+    return f"{f'**{gain}**' if low > 0 or high < 0 else gain} ({low:+.1f} to {high:+.1f})"
+
+
 COLUMNS = ("GadamX", "Gadam", "AdamW, cosine, average", "Schedule-Free AdamW", "AdamW, cosine")
 
 
@@ -130,13 +183,8 @@ def _verdict(task: Document, final: dict[str, Document]) -> tuple[str, int] | No
     Returns:
         The difference in words, and the sign of a significant one: 1 if ours is better.
     """
-    sign = 1 if task["mode"] == "max" else -1
-
-    def best(rows: list[Document]) -> Document | None:
-        return max(rows, key=lambda row: sign * row["validation"], default=None)
-
-    ours = best([final[label] for label in REFERENCES if label in final])
-    rival = best([row for label, row in final.items() if not label.startswith(OURS)])
+    ours = _best(task, [final[label] for label in REFERENCES if label in final])
+    rival = _best(task, [row for label, row in final.items() if not label.startswith(OURS)])
     if ours is None or rival is None:
         return None
     one = rival["differences"][ours["label"]]
@@ -145,6 +193,12 @@ def _verdict(task: Document, final: dict[str, Document]) -> tuple[str, int] | No
     sign = (low > 0) - (high < 0)
     significance = "" if sign else ", not significant"
     return f"{names}: **{-one['mean']:+.2f}** ({low:+.2f} to {high:+.2f}){significance}", sign
+
+
+def _best(task: Document, rows: list[Document]) -> Document | None:
+    """Return the row that is best on validation data, or None without rows."""
+    sign = 1 if task["mode"] == "max" else -1
+    return max(rows, key=lambda row: sign * row["validation"], default=None)
 
 
 def _against(rival: Document) -> str:
@@ -430,6 +484,7 @@ def _read() -> Document:
 
 
 TABLES: dict[str, Callable[[], str]] = {
+    "evidence-situations": situations,
     "evidence-answer": answer,
     "evidence-overview": overview,
     "evidence-claims": claims,

@@ -176,7 +176,9 @@ def _duels(evidence: Evidence) -> list[Claim]:
             (GADAM, "AdamW, WSD"),
             (GADAM, "AdamW, linear"),
             (GADAMX, "PadamW, cosine"),
+            (GADAMX, "PadamW, WSD"),
             ("SWA", "SGD, cosine"),
+            ("SWA", "SGD, WSD"),
         ],
         "Averaging at a held rate beats a cosine with an average.": [
             (GADAM, "AdamW, cosine, average"),
