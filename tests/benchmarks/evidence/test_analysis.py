@@ -287,6 +287,13 @@ def test_the_page_says_what_the_summary_says(
     assert "-1.20 (" in page["evidence-fashion-noisy"]
     assert page["evidence-ablation"] == "No runs yet."
     assert "**holds**" in page["evidence-claims"]
+    # GadamX is best on validation data: +5.2 to a cosine, +2.7 to PadamW with WSD.
+    situation = next(line for line in page["evidence-situations"].splitlines() if "GadamX" in line)
+    assert situation.startswith("| Labels are wrong |")
+    assert situation.count("**+") == 3
+    assert "**+5.2** (+5.2 to +5.2)" in situation
+    assert "(PadamW, WSD)" in situation
+    assert "| last 25% | -2.20 | -2.20 | -2.20 |" in page["evidence-averages-held"]
     assert "GadamX − " in page["evidence-overview"]
     assert "on 1 of 7 tasks" in page["evidence-overview"]
     assert "significantly ahead on none of these tasks" in page["evidence-overview"]
@@ -311,6 +318,7 @@ def test_the_page_without_any_runs(
     page = tables(analysis.summarize(lambda _: []))
     assert page["evidence-fashion-noisy"] == "No runs yet."
     assert page["evidence-overview"] == "No task has final results yet."
+    assert page["evidence-situations"] == page["evidence-averages-held"] == "No final runs yet."
     assert page["evidence-grids"] == page["evidence-untuned"] == "No complete grids yet."
 
 
