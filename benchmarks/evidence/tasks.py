@@ -129,13 +129,12 @@ _PTB = Recipe(
     batch_size=10,
     clip_grad_norm=0.25,
 )
-_CIFAR100N = Workload(
-    _images("cifar100n-5k", _CIFAR, 20),
-    "CIFAR-100N: human label noise",
+_IMAGENET32 = Workload(
+    _images("imagenet32-short", Data("imagenet32", validation=2000, size=16, pad=2), 8),
+    "ImageNet-32 sample",
     IMAGE_CENTERS,
-    0.7,
-    WITH_ALL,
-    test=4000,
+    0.53,
+    STRONGEST,
 )
 _ALL = (
     Workload(
@@ -147,17 +146,13 @@ _ALL = (
         extra=10,
         chance=10.0,
     ),
-    _CIFAR100N,
-    replace(
-        _CIFAR100N,
-        recipe=replace(_CIFAR100N.recipe, name="ablation"),
-        title="Ablation of Schedule-Free on CIFAR-100N",
-        centers=ABLATION_CENTERS,
-        methods=(*VARIANTS, "between/plain/uniform cold"),
-        decays=(0, 1),
-        extra=2,
-        seeds=(1, 2, 3),
-        minutes=0.55,
+    Workload(
+        _images("cifar100n-5k", _CIFAR, 20),
+        "CIFAR-100N: human label noise",
+        IMAGE_CENTERS,
+        0.7,
+        WITH_ALL,
+        test=4000,
     ),
     Workload(
         _images("fashion-clean", _FASHION, 20),
@@ -192,12 +187,17 @@ _ALL = (
         refresh=16,
         test=4000,
     ),
-    Workload(
-        _images("imagenet32-short", Data("imagenet32", validation=2000, size=16, pad=2), 8),
-        "ImageNet-32 sample",
-        IMAGE_CENTERS,
-        0.53,
-        STRONGEST,
+    _IMAGENET32,
+    replace(
+        _IMAGENET32,
+        recipe=replace(_IMAGENET32.recipe, name="ablation"),
+        title="Ablation of Schedule-Free on the ImageNet-32 sample",
+        centers=ABLATION_CENTERS,
+        methods=(*VARIANTS, "between/plain/uniform cold"),
+        decays=(0, 1),
+        extra=2,
+        seeds=(1, 2, 3),
+        minutes=0.3,
     ),
 )
 TASKS = {task.name: task for task in _ALL}
