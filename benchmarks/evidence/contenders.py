@@ -68,6 +68,8 @@ CONTENDERS = {
         Contender("Muon, held rate, average", "muon held", ("held", AVERAGE)),
         Contender("Schedule-Free AdamW", "schedule-free-adamw", ("", OWN)),
         Contender("Schedule-Free SGD", "schedule-free-sgd", ("", OWN)),
+        Contender("Gadam, interpolated", "gadam-between", ("", OWN)),
+        Contender("GadamX, interpolated", "gadamx-between", ("", OWN)),
         Contender("GPA-AdamW, cosine", "gpa cosine", ("cosine", OWN)),
         Contender("AdamW, held rate, EMA", "adamw held", ("held", "ema 5%")),
         Contender("LAWA", "adamw held", ("held", "lawa")),

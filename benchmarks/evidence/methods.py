@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -92,14 +92,16 @@ class Knobs:
 
 BASES = (
     *("sgd", "adamw", "padamw", "muon", "adam-l2", "gadam-lookahead"),
-    *("schedule-free-adamw", "schedule-free-sgd", "gpa"),
+    *("schedule-free-adamw", "schedule-free-sgd", "gpa", "gadam-between", "gadamx-between"),
 )
-# Own knobs, the authors' default first: the interpolation of Schedule-Free, and the decay of GPA's
-# average (its authors recommend 0.9934 to 0.9984).
+INTERPOLATED = ("gadam-between", "gadamx-between")  # ours, with gradients toward the average
+# Own knobs, the authors' default first: the interpolation of Schedule-Free and of ours, and the
+# decay of GPA's average (its authors recommend 0.9934 to 0.9984).
 OWN_KNOB: dict[str, tuple[float, ...]] = {
     "schedule-free-adamw": (0.9, 0.95, 0.98),
     "schedule-free-sgd": (0.9, 0.95, 0.98),
     "gpa": (0.9967, 0.9934, 0.9984),
+    **dict.fromkeys(INTERPOLATED, (0.9, 0.95, 0.98)),
 }
 GPA_INTERPOLATION = 0.7  # the authors' default
 
@@ -110,7 +112,7 @@ def averages_itself(base: str) -> bool:
     Args:
         base: One of :data:`BASES`, or a variant of the ablation.
     """
-    return base.startswith("schedule-free") or base == "gpa" or base in VARIANTS
+    return base.startswith("schedule-free") or base in ("gpa", *INTERPOLATED, *VARIANTS)
 
 
 def has_own_warm_up(base: str) -> bool:
@@ -144,7 +146,12 @@ def build(base: str, model: nn.Module, knobs: Knobs, total: int) -> Optimizer:
         least = ema_coefficient(total) if variant.late else 0.0
         return Interpolated(inner, variant.interpolation, decay, least=least)
 
+    # The average starts after the warm-up. Interpolation takes the place of momentum.
+    plan = gadam.Averaging(start=max(1, warm_up), interpolation=knobs.beta)
+    between: dict[str, Any] = {"betas": (0.0, 0.999), "weight_decay": decay, "average": plan}
     makers: dict[str, Callable[[], Optimizer]] = {
+        "gadam-between": lambda: gadam.Gadam(params, lr, **between),
+        "gadamx-between": lambda: gadam.GadamX(params, lr, **between),
         "sgd": lambda: torch.optim.SGD(params, lr, momentum=0.9, weight_decay=decay),
         "adamw": lambda: torch.optim.AdamW(params, lr, weight_decay=decay, fused=True),
         "adam-l2": lambda: torch.optim.Adam(params, lr, weight_decay=decay, fused=True),
@@ -174,7 +181,7 @@ def build(base: str, model: nn.Module, knobs: Knobs, total: int) -> Optimizer:
         ),
     }
     optimizer = makers[base]()
-    if averages_itself(base):
+    if averages_itself(base) and base not in INTERPOLATED:
         optimizer.train()  # type: ignore[attr-defined]
     return optimizer
 
@@ -406,6 +413,9 @@ def own_point(base: str, optimizer: Optimizer) -> Applied:
         base: One of :data:`BASES`, or a variant of the ablation.
         optimizer: Its optimizer.
     """
+    if base in INTERPOLATED:
+        average: Applied = optimizer.average  # type: ignore[attr-defined]
+        return average
     return EvaluationPoint(optimizer) if averages_itself(base) else _Iterate()
 
 

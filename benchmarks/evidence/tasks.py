@@ -75,6 +75,8 @@ IMAGE_CENTERS: dict[str, Center] = {
     "schedule-free-adamw": (1e-2, 0.3),
     "schedule-free-sgd": (3.0, 1e-3),
     "gpa": (3e-3, 0.3),
+    "gadam-between": (1e-2, 0.3),
+    "gadamx-between": (0.3, 1e-2),
 }
 TEXT_CENTERS: dict[str, Center] = {
     "sgd": (1.0, 1e-5),
@@ -86,20 +88,23 @@ TEXT_CENTERS: dict[str, Center] = {
     "schedule-free-adamw": (1e-2, 0.1),
     "schedule-free-sgd": (10.0, 1e-5),
     "gpa": (3e-3, 0.1),
+    "gadam-between": (1e-2, 0.1),
+    "gadamx-between": (0.3, 1e-3),
 }
 ABLATION_CENTERS: dict[str, Center] = dict.fromkeys(VARIANTS, (1e-2, 0.3))
 
 # The strongest first: if time runs out, the first methods are complete.
 FIRST = ("adamw cosine", "schedule-free-adamw", "padamw held", "adamw held")
-STRONGEST = (*FIRST, "sgd cosine", "padamw cosine")
+BETWEEN = ("gadamx-between", "gadam-between")
+STRONGEST = (*FIRST, *BETWEEN, "sgd cosine", "padamw cosine")
 WITH_SWA = (*STRONGEST, "sgd held")
 WITH_ALL = (
     *WITH_SWA,
     *("gpa cosine", "muon cosine", "adamw linear", "gadam-lookahead held", "adam-l2 held"),
 )
 # SGD does not train transformers well: not worth its share of the budget there.
-TRANSFORMER = (*FIRST, "gpa cosine")
-LSTM = (*FIRST, "sgd held")
+TRANSFORMER = (*FIRST, *BETWEEN, "gpa cosine")
+LSTM = (*FIRST, *BETWEEN, "sgd held")
 
 _FASHION = Data("fashion-mini", validation=1500, examples=4000, size=14, augment=False)
 _CIFAR = Data("cifar100n", validation=2000, examples=7_000, size=16, augment=False, pad=2)

@@ -58,6 +58,20 @@ class IterateAverage:
     :attr:`count` and :attr:`skipped` are read back only when someone asks. (A :class:`Window` reads
     one number per sample.) No GPU has timed this.
 
+    **Gradients between the iterate and its average.** With ``interpolation`` :math:`\beta` in the
+    plan, the optimizer steps from the iterate :math:`\theta_t`, but the weights of the model, where
+    gradients are taken, are
+
+    .. math::
+        y_t = (1 - \beta) \, \theta_t + \beta \, \bar\theta.
+
+    So the average leads the training instead of following it. AdamW with ``betas=(0.0, 0.999)``, a
+    constant rate, no weight decay, ``start=1`` and :math:`\beta = 0.9` is Schedule-Free AdamW; here
+    it works for any optimizer, with any start and weighting. Interpolation takes the place of
+    momentum: use a small :math:`\beta_1`, or none. It costs one more copy of the weights. It needs
+    a single optimizer that evaluates the model once per step. After :meth:`copy_to`, further
+    training continues from the iterate.
+
     Args:
         optimizer: The optimizer whose iterates to average. It may be inside a wrapper of
             Accelerate, Lightning, Fabric or ZeroRedundancyOptimizer. Or a list of optimizers of one
@@ -86,7 +100,8 @@ class IterateAverage:
         ...     loss = model(torch.randn(8, 4)).square().mean()
 
     Reference: Izmailov et al., *Averaging Weights Leads to Wider Optima and Better Generalization*
-    (arXiv 1803.05407).
+    (arXiv 1803.05407). For interpolation: Defazio et al., *The Road Less Scheduled* (arXiv
+    2405.15682).
     """
 
     optimizer: Optimizer
@@ -125,6 +140,15 @@ class IterateAverage:
         averaging = averaging if averaging is not None else Averaging()
         if not isinstance(averaging, Averaging):
             raise TypeError(f"averaging must be a gadam.Averaging, got {averaging!r}.")
+        if averaging.interpolation and len(optimizers) > 1:
+            raise ValueError(
+                "interpolation needs a single optimizer, because the weights of one step must be "
+                f"the iterate of all of them. Got {len(optimizers)} optimizers."
+            )
+        if averaging.interpolation and any(
+            one.averaging.interpolation for one in attached(optimizers[0]).averages
+        ):
+            raise ValueError("Another average of the optimizer has interpolation already.")
         self._attach(optimizers, averaging, built_in)
         if self._loader.arrive() is None:
             self._loader.continue_from_the_optimizers_steps()

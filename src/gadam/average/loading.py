@@ -275,13 +275,21 @@ class Loader:
             if not buffers:
                 continue
             prepared[p] = {}
-            if len(buffers) > len(self.state.slots):
+            iterate = self.state.store.iterate_key
+            samples = len(buffers.keys() - {iterate})
+            if samples > len(self.state.slots):
                 raise ValueError(
-                    f"The saved average has {len(buffers)} buffers, but the weighting {weighting} "
-                    f"needs {len(self.state.slots)}. Use the weighting that the average was saved "
-                    "with."
+                    f"The saved average has {samples} buffers, but the weighting {weighting} needs "
+                    f"{len(self.state.slots)}. Use the weighting that the average was saved with."
                 )
-            for name in self.state.slots:
+            # A plan may begin to interpolate: the weights are the iterate then. It may not stop,
+            # because the weights in the checkpoint are not the iterate.
+            if iterate in buffers and self.state.iterate is None:
+                raise ValueError(
+                    "The saved average was trained with interpolation, but the plan has none. Use "
+                    "the plan that the average was saved with."
+                )
+            for name in (*self.state.slots, *([iterate] if iterate in buffers else [])):
                 if name not in buffers:
                     raise ValueError(
                         f"The saved average has no buffer {name!r}, which the weighting "
@@ -305,9 +313,11 @@ class Loader:
                         f"The saved average has shape {tuple(buffers[name].shape)}, but the "
                         f"parameter has {tuple(p.shape)}."
                     )
-                buffer = new_like(
-                    p, self.state.averaging.dtype_for(p), self.state.averaging.device_for(p)
+                dtype, device = (
+                    self.state.averaging.dtype_for(p),
+                    self.state.averaging.device_for(p),
                 )
+                buffer = new_like(p, p.dtype if name == iterate else dtype, device)
                 local(buffer).copy_(local(buffers[name], like=p))
                 prepared[p][name] = buffer
         if not prepared:

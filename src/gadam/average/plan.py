@@ -444,6 +444,9 @@ class Averaging:
         device: The device of the average. None means the weights' own device.
         overlap: Copy samples to the host while training continues. Needs ``device="cpu"``. See
             ``gadam.average.offload`` for what it costs.
+        interpolation: Where to take gradients, in [0, 1): at the iterate (0, the default), or
+            between the iterate and its average, as Schedule-Free and GPA do. See
+            :class:`gadam.IterateAverage`.
 
     Raises:
         ValueError: If a setting is invalid, or if the plan sets anything but does not say when to
@@ -462,6 +465,7 @@ class Averaging:
     dtype: torch.dtype | None = None
     device: torch.device | str | None = None
     overlap: bool = False
+    interpolation: float = 0.0
 
     def __post_init__(self) -> None:
         omitted = isinstance(self.start, _Omitted)
@@ -496,6 +500,7 @@ class Averaging:
                 f"overlap=True hides the copy of samples to the host, but device is "
                 f"{self.device!r}. Pass device='cpu'."
             )
+        self._check_interpolation()
         if omitted and self.every is not None:
             for f in fields(self)[1:]:
                 if getattr(self, f.name) != f.default:
@@ -504,6 +509,22 @@ class Averaging:
                         "average nothing. Pass start=1 to sample from the first step, start=None "
                         "to wait for begin(), or every=None to sample with update()."
                     )
+
+    def _check_interpolation(self) -> None:
+        if not (isinstance(self.interpolation, Real) and 0.0 <= self.interpolation < 1.0):
+            raise ValueError(
+                f"Invalid interpolation: {self.interpolation!r}. interpolation must be in [0, 1)."
+            )
+        if self.interpolation and self.device is not None:
+            raise ValueError(
+                "With interpolation, every step needs the average, so it must be on the device of "
+                "the weights. Omit device."
+            )
+        if self.interpolation and self.weighting.copies > 1:
+            raise ValueError(
+                f"interpolation needs a weighting with one copy of the weights, not "
+                f"{self.weighting}. Use Mean(), EMA(), PowerEMA() or LinearDecay()."
+            )
 
     @classmethod
     def for_budget(

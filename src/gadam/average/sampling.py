@@ -68,6 +68,7 @@ class Sampler:
         self._rejected: Tensor | None = None  # GradScaler's verdict on their steps
         self._foldable = False
         self._edited = False  # whether other hooks may edit the weights after this step
+        self._at_iterate = False  # whether the weights are the iterate during an interpolated step
         self._handles: list[RemovableHandle] = []
 
     def attach(self, average: IterateAverage | None = None) -> None:
@@ -103,7 +104,9 @@ class Sampler:
     # ------------------------------------------------------------------------------------- stepping
 
     @_torch.disable_dynamo
-    def _before_step(self, optimizer: Optimizer, *_: object) -> None:
+    def _before_step(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         if applied_average(self.state.optimizers) is not None:
             raise RuntimeError(
                 "step() was called while the averaged weights are applied. Leave the "
@@ -124,6 +127,7 @@ class Sampler:
             and len(self.state.slots) == 1
             and self._may_be_due(optimizer)
         )
+        return self._before_interpolated_step(args, kwargs)
 
     def _move_hooks_to_the_end(self, optimizer: Optimizer) -> bool:
         """Make the sample include what other hooks do: a projection, a pruning mask.
@@ -178,6 +182,10 @@ class Sampler:
         Args:
             optimizer: The optimizer that has stepped.
         """
+        self._count_and_sample(optimizer)
+        self._to_gradient_point()
+
+    def _count_and_sample(self, optimizer: Optimizer) -> None:
         clock = self.state.tracker.clock
         first = clock.on_host and clock.known[1] == 0
         # A distributed checkpoint steps an optimizer without state, such as plain SGD, every time.
@@ -249,11 +257,14 @@ class Sampler:
         self._loader.arrive()
         self.state.allocate()
         params = self.state.averaged()
-        if not all_finite(params):
+        self._to_iterate()
+        finite = all_finite(params)
+        if finite:
+            self._sample(params)
+        else:
             self._skip()
-            return False
-        self._sample(params)
-        return True
+        self._to_gradient_point()
+        return finite
 
     def _take_sample(self, due: Tensor | None = None, accepted: Tensor | None = None) -> None:
         """Sample the weights after a step.
@@ -410,6 +421,90 @@ class Sampler:
             )
         )
 
+    # -------------------------------------------------------------------------------- interpolation
+
+    def _before_interpolated_step(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Make the step start from the iterate, and a closure evaluate at the gradient's point.
+
+        Returns:
+            New arguments of ``step()``, or None if they stay.
+        """
+        if self.state.iterate is None:
+            return None
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is None:
+            self._to_iterate()
+            return None
+        called = False
+
+        def evaluate() -> object:
+            nonlocal called
+            if called:
+                raise RuntimeError(
+                    "Interpolation needs an optimizer that evaluates its closure once per step."
+                )
+            called = True
+            loss = closure()
+            self._to_iterate()
+            return loss
+
+        if len(args) > 1:
+            return (args[0], evaluate, *args[2:]), kwargs
+        return args, {**kwargs, "closure": evaluate}
+
+    @torch.no_grad()
+    def _to_iterate(self) -> None:
+        """Replace the weights, which are the point of the gradient, by the iterate.
+
+        Without a sample there is no average yet, and the weights are the iterate.
+        """
+        if self.state.iterate is None or self._at_iterate:
+            return
+        self._at_iterate = True
+        params = self.state.averaged()
+        weights, iterates = self._weights(params), self._iterates(params)
+        if not self.state.tracker.counters.on_host:
+            has_samples = self.state.tracker.counters.on(weights[0].device)[0] > 0
+            iterates = [
+                torch.where(has_samples.to(w.device), z, w) for w, z in zip(weights, iterates)
+            ]
+        elif not self.state.tracker.counters.known[0]:
+            return
+        _torch.foreach_copy_(weights, iterates)
+
+    @torch.no_grad()
+    def _to_gradient_point(self) -> None:
+        """Store the iterate, and replace the weights by a point between it and its average."""
+        if self.state.iterate is None or not self._at_iterate:
+            return
+        self._at_iterate = False
+        params = self.state.averaged()
+        weights, iterates = self._weights(params), self._iterates(params)
+        if weights:
+            _torch.foreach_copy_(iterates, weights)
+        share: float | Tensor = self.state.averaging.interpolation
+        counters = self.state.tracker.counters
+        if counters.on_host and not counters.known[0]:
+            return
+        for p, weight in zip(params, weights):
+            average = _real(self.state.buffer(p, self.state.slots[0]))
+            if not counters.on_host:
+                has_samples = (counters.on(weight.device)[0] > 0).to(average.dtype)
+                share = has_samples * self.state.averaging.interpolation
+            if weight.dtype == average.dtype:
+                weight.lerp_(average, share)
+            else:
+                weight.copy_(weight.to(average.dtype).lerp_(average, share))
+
+    def _weights(self, params: list[Tensor]) -> list[Tensor]:
+        return [_real(local(p).detach()) for p in params]
+
+    def _iterates(self, params: list[Tensor]) -> list[Tensor]:
+        assert self.state.iterate is not None
+        return [_real(self.state.buffer(p, self.state.iterate)) for p in params]
+
     # -------------------------------------------------------------------------------------- kernels
 
     def fold_into(
@@ -447,6 +542,7 @@ class Sampler:
         for fold in self.folds:
             fold.undo()
         self.folds = []
+        self._to_gradient_point()
 
     def _host_weight(self) -> float | None:
         if self._rejection_is_on_device():

@@ -36,6 +36,7 @@ class State:
         store: Where the buffers are.
         built_in: Whether they are in the optimizer's own state.
         slots: The names of a parameter's buffers.
+        iterate: The name of the buffer for the iterate, if gradients are taken elsewhere.
         tracker: The progress.
         overlap: Folds samples in on the host while the device continues, if the plan says so.
         sharded: One averaged parameter per device mesh. Its processes agree on a sample.
@@ -46,6 +47,7 @@ class State:
         self.optimizers, self.averaging, self.store = optimizers, averaging, store
         self.built_in = isinstance(store, InOptimizer)
         self.slots = store.slot_names(averaging.weighting.copies)
+        self.iterate = store.iterate_key if averaging.interpolation else None
         self.tracker = Tracker(self.initial_progress)
         self.overlap: OverlappedFold | None = None
         if averaging.overlap:
@@ -95,17 +97,22 @@ class State:
             return
         count = int(self.tracker.counters.get()[0])
         for p in params:
-            if not p.requires_grad or self.slots[0] in table.get(p, ()):
+            if not p.requires_grad:
                 continue
             slots = {}
-            for name in self.slots:
+            if self.iterate is not None and self.iterate not in table.get(p, ()):
+                # Without a saved one, the weights are the iterate.
+                slots[self.iterate] = new_like(p, p.dtype, p.device)
+                local(slots[self.iterate]).copy_(local(p))
+            for name in self.slots if self.slots[0] not in table.get(p, ()) else ():
                 buffer = new_like(p, self.averaging.dtype_for(p), self.averaging.device_for(p))
                 # The parameter was frozen, or in no group, while the samples so far were taken: it
                 # was constant, so its mean is its value.
                 if count:
                     local(buffer).copy_(local(p))
                 slots[name] = buffer
-            table.setdefault(p, {}).update(slots)
+            if slots:
+                table.setdefault(p, {}).update(slots)
         self._allocated = (trainable, len(table))
         self._with_buffers = None
 

@@ -57,6 +57,11 @@ class Store(ABC):
         """The name of the packed progress in a parameter's state."""
         return f"{self.prefix}_progress"
 
+    @property
+    def iterate_key(self) -> str:
+        """The name of the iterate in a parameter's state, if gradients are taken elsewhere."""
+        return f"{self.prefix}_iterate"
+
     def slot_names(self, copies: int) -> list[str]:
         """Return the names of a parameter's buffers: one, or the ring of a sliding window.
 
@@ -214,7 +219,7 @@ class Store(ABC):
         return self._exported[0]
 
 
-_ANY_AVERAGE = re.compile(r"(average|block_mean)\d*(_\d+|_progress)?")
+_ANY_AVERAGE = re.compile(r"(average|block_mean)\d*(_\d+|_progress|_iterate)?")
 
 
 class InOptimizer(Store):
