@@ -148,22 +148,21 @@ def build(base: str, model: nn.Module, knobs: Knobs, total: int) -> Optimizer:
 
     # The average starts after the warm-up. Interpolation takes the place of momentum.
     plan = gadam.Averaging(start=max(1, warm_up), interpolation=knobs.beta)
-    between: dict[str, Any] = {"betas": (0.0, 0.999), "weight_decay": decay, "average": plan}
+    # The reference implementation: a record does not depend on whether the kernel was built.
+    reference: dict[str, Any] = {"weight_decay": decay, "foreach": False, "fused": False}
+    between: dict[str, Any] = {"betas": (0.0, 0.999), "average": plan, **reference}
     makers: dict[str, Callable[[], Optimizer]] = {
         "gadam-between": lambda: gadam.Gadam(params, lr, **between),
         "gadamx-between": lambda: gadam.GadamX(params, lr, **between),
         "sgd": lambda: torch.optim.SGD(params, lr, momentum=0.9, weight_decay=decay),
         "adamw": lambda: torch.optim.AdamW(params, lr, weight_decay=decay, fused=True),
         "adam-l2": lambda: torch.optim.Adam(params, lr, weight_decay=decay, fused=True),
-        "padamw": lambda: gadam.PadamW(params, lr, weight_decay=decay),
+        "padamw": lambda: gadam.PadamW(params, lr, **reference),
         "muon": lambda: Muon(model, lr, decay),
         # The paper's Gadam + LH: Lookahead until the average starts.
         "gadam-lookahead": lambda: gadam.Lookahead(
             gadam.Gadam(
-                params,
-                lr,
-                weight_decay=decay,
-                average=gadam.Averaging(start=_tail_start(total, 50)),
+                params, lr, average=gadam.Averaging(start=_tail_start(total, 50)), **reference
             ),
             until_average=True,
         ),
