@@ -22,7 +22,7 @@ PLAN = gadam.Averaging(start=3, interpolation=0.9)
 STEPS = 12
 
 
-def network(dtype: torch.dtype = torch.float64) -> nn.Module:
+def network(dtype: torch.dtype = torch.float64) -> nn.Sequential:
     torch.manual_seed(1)
     return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3)).to(dtype)
 
@@ -137,9 +137,9 @@ def test_the_kernel_equals_the_reference(dtype: torch.dtype) -> None:
 
 def test_zero_is_an_average_that_only_watches() -> None:
     models = [network(), network()]
-    for model, interpolation in zip(models, (0.0, None)):
-        options = {} if interpolation is None else {"interpolation": interpolation}
-        optimizer, _ = built_in(model, gadam.Averaging(start=3, **options))
+    plans = (gadam.Averaging(start=3), gadam.Averaging(start=3, interpolation=0.0))
+    for model, plan in zip(models, plans):
+        optimizer, _ = built_in(model, plan)
         train(model, optimizer, batches())
         assert not any("iterate" in key for state in optimizer.state.values() for key in state)
     assert same(*map(weights, models))
