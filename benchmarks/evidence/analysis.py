@@ -17,6 +17,7 @@ from benchmarks.evidence.contenders import (
     CONTENDERS,
     GADAM,
     GADAMX,
+    INTERPOLATED,
     Contender,
     Reading,
     read,
@@ -31,7 +32,7 @@ from gadam.runs.files import Document
 
 __all__ = ["summarize"]
 
-REFERENCES = (GADAM, GADAMX)
+REFERENCES = (GADAM, GADAMX, *INTERPOLATED)
 ABLATION = "ablation"
 
 

@@ -12,9 +12,19 @@ from benchmarks.evidence.methods import Knobs
 from benchmarks.evidence.tasks import Workload
 from benchmarks.evidence.tuning import AVERAGE, Target
 
-__all__ = ["CONTENDERS", "GADAM", "GADAMX", "Contender", "Reading", "read", "value"]
+__all__ = [
+    "CONTENDERS",
+    "GADAM",
+    "GADAMX",
+    "INTERPOLATED",
+    "Contender",
+    "Reading",
+    "read",
+    "value",
+]
 
 GADAM, GADAMX = "Gadam", "GadamX"
+INTERPOLATED = ("Gadam, interpolated", "GadamX, interpolated")
 
 
 @dataclass(frozen=True)
@@ -68,8 +78,8 @@ CONTENDERS = {
         Contender("Muon, held rate, average", "muon held", ("held", AVERAGE)),
         Contender("Schedule-Free AdamW", "schedule-free-adamw", ("", OWN)),
         Contender("Schedule-Free SGD", "schedule-free-sgd", ("", OWN)),
-        Contender("Gadam, interpolated", "gadam-between", ("", OWN)),
-        Contender("GadamX, interpolated", "gadamx-between", ("", OWN)),
+        Contender(INTERPOLATED[0], "gadam-between", ("", OWN)),
+        Contender(INTERPOLATED[1], "gadamx-between", ("", OWN)),
         Contender("GPA-AdamW, cosine", "gpa cosine", ("cosine", OWN)),
         Contender("AdamW, held rate, EMA", "adamw held", ("held", "ema 5%")),
         Contender("LAWA", "adamw held", ("held", "lawa")),
