@@ -435,6 +435,24 @@ def test_the_plan_comes_from_the_optimizer_or_from_the_number_of_steps():
     assert callback.average.averaging == gadam.Averaging.for_budget(18)
 
 
+def test_interpolation_equals_that_of_a_plain_loop():
+    """Lightning passes a closure to step(), which must see the point of the gradient."""
+    plan = gadam.Averaging(start=2, interpolation=0.8)
+    callback = AveragedWeights(plan, finish=False)
+    module, _, _ = fit(callback)
+    plain = Module()
+    optimizer = plain.configure_optimizers()
+    average = gadam.IterateAverage(optimizer, plan)
+    for _ in range(3):
+        for inputs, targets in loader():
+            optimizer.zero_grad()
+            (plain.net(inputs) - targets).square().mean().backward()
+            optimizer.step()
+    close(weights(module), weights(plain))
+    with average.applied(plain):
+        close(module.validated[-1], weights(plain))
+
+
 def test_the_number_of_steps_follows_a_schedule_of_accumulation():
     callback = AveragedWeights()
     _, run, _ = fit(callback, GradientAccumulationScheduler({0: 3, 2: 2}))
