@@ -17,7 +17,8 @@
  *   STORED_INFINITE       the magnitude of infinity
  *
  * The average to `fold` the new parameters into, if any, has type REAL. Parameters that are not
- * finite are not folded in. Returns the largest magnitude of a new parameter.
+ * finite are not folded in. With fold == 2, a `point` between each new parameter and its average is
+ * written, too. Returns the largest magnitude of a new parameter.
  *
  * The code is written to be vectorized: no branch depends on an element, and mode, amsgrad, fold
  * and any_weight are constants after inlining. Each block is processed in two passes while it is in
@@ -25,8 +26,9 @@
  */
 ALWAYS_INLINE int64_t RUN(const Coefficients *c, STORE *restrict param, const STORE *restrict grad,
                           STORE *restrict exp_avg, STORE *restrict exp_avg_sq,
-                          STORE *restrict max_exp_avg_sq, REAL *restrict average, int64_t n,
-                          const int mode, const int amsgrad, const int fold, const int any_weight)
+                          STORE *restrict max_exp_avg_sq, REAL *restrict average,
+                          STORE *restrict point, int64_t n, const int mode, const int amsgrad,
+                          const int fold, const int any_weight)
 {
     const Coefficients k = *c;
     const REAL sign = (REAL)k.grad_factor, l2 = (REAL)k.l2, keep = (REAL)k.keep;
@@ -41,9 +43,10 @@ ALWAYS_INLINE int64_t RUN(const Coefficients *c, STORE *restrict param, const ST
     const BITS from_moment = !any_weight || k.one_minus_beta1 < 0.5 ? -1 : 0;
     const REAL share = (REAL)(from_average ? k.fold_weight : k.fold_weight - 1.0);
     const REAL share1 = (REAL)(from_moment ? k.one_minus_beta1 : k.one_minus_beta1 - 1.0);
+    const REAL from_mean = (REAL)(1.0 - k.interpolation);
     REAL denominator[BLOCK]; /* or the base of the power in the denominator */
     BITS worst = 0;
-    (void)root2, (void)inverse_root2;
+    (void)root2, (void)inverse_root2, (void)from_mean;
 
     for (int64_t start = 0; start < n; start += BLOCK) {
         const int64_t length = n - start < BLOCK ? n - start : BLOCK;
@@ -51,6 +54,8 @@ ALWAYS_INLINE int64_t RUN(const Coefficients *c, STORE *restrict param, const ST
         STORE *restrict v_ = exp_avg_sq + start, *restrict max_ = max_exp_avg_sq + start;
         const STORE *restrict g_ = grad + start;
         REAL *restrict a_ = average + start;
+        STORE *restrict y_ = point + start;
+        (void)y_;
         BITS least = INFINITE, most = 0;
 
 #pragma omp simd reduction(min : least) reduction(max : most)
@@ -99,6 +104,9 @@ ALWAYS_INLINE int64_t RUN(const Coefficients *c, STORE *restrict param, const ST
         if (fold)
             for (int64_t i = BLOCK; i < 2 * BLOCK; i += LINE / (int)sizeof(REAL))
                 PREFETCH(a_ + i);
+        if (fold == 2)
+            for (int64_t i = BLOCK; i < 2 * BLOCK; i += LINE / (int)sizeof(STORE))
+                PREFETCH(y_ + i);
 #define APPLY(expression)                                                                          \
     _Pragma("omp simd reduction(max : worst)") for (int64_t i = 0; i < length; ++i)                \
     {                                                                                              \
@@ -110,7 +118,10 @@ ALWAYS_INLINE int64_t RUN(const Coefficients *c, STORE *restrict param, const ST
         if (fold) {                                                                                \
             const REAL p = LOAD(stored), a = a_[i];                                                \
             const BITS finite = magnitude < STORED_INFINITE ? -1 : 0;                              \
-            a_[i] = EITHER(finite, EITHER(from_average, a, p) + share * (p - a), a);               \
+            const REAL mean = EITHER(finite, EITHER(from_average, a, p) + share * (p - a), a);     \
+            a_[i] = mean;                                                                          \
+            if (fold == 2)                                                                         \
+                y_[i] = SAVE(mean + from_mean * (p - mean));                                       \
         }                                                                                          \
     }
         if (mode == MODE_HALF) {

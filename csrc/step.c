@@ -30,14 +30,16 @@ enum { TYPE_F32, TYPE_F64, TYPE_BF16, TYPE_F16 };
 typedef struct {
     int64_t tensors;
     const uintptr_t *param, *grad, *average;
+    const uintptr_t *point; /* where to write a point between parameter and average, if fold == 2 */
     const uintptr_t *state; /* per tensor: exp_avg, exp_avg_sq, max_exp_avg_sq if amsgrad, step */
     const int64_t *numel;
     double lr, beta1, beta2, eps, weight_decay, partial;
     double grad_factor; /* 1, or -1 to maximize, divided by GradScaler's scale */
     double fold_weight; /* the weight of the sample in the average */
+    double interpolation; /* of the point: 0 at the parameter, 1 at the average */
     int32_t type, step_type;
     int32_t decoupled, amsgrad, paper;
-    int32_t fold; /* whether to fold the updated parameters into the average */
+    int32_t fold; /* 1: fold the updated parameters into the average; 2: also write the point */
     int32_t threads;
     int32_t not_finite; /* output: whether any parameter is not finite after the step */
 } Job;
@@ -50,7 +52,7 @@ typedef struct {
 /* The coefficients of one tensor. */
 typedef struct {
     double grad_factor, l2, keep, one_minus_beta1, beta2, one_minus_beta2, eps;
-    double correction2, root_correction2, step_size, fold_weight;
+    double correction2, root_correction2, step_size, fold_weight, interpolation;
     Exponent exponent;
 } Coefficients;
 
@@ -323,23 +325,25 @@ ALWAYS_INLINE uint16_t save_f16(float x)
 
 /* Updates n elements from the given addresses on. Returns the largest magnitude afterwards. */
 typedef int64_t Run(const Coefficients *, void *param, void *grad, void *exp_avg, void *exp_avg_sq,
-                    void *max_exp_avg_sq, void *average, int64_t n);
+                    void *max_exp_avg_sq, void *average, void *point, int64_t n);
 
 /* Each combination of constants is a separate function. A single function with all of them is too
  * complex for compilers to optimize well. */
 #define VARIANT(TARGET, set, type, mode, amsgrad, fold)                                            \
     TARGET static int64_t set##_##type##_##mode##_##amsgrad##fold(                                 \
         const Coefficients *c, void *param, void *grad, void *exp_avg, void *exp_avg_sq,           \
-        void *max_exp_avg_sq, void *average, int64_t n)                                            \
+        void *max_exp_avg_sq, void *average, void *point, int64_t n)                               \
     {                                                                                              \
-        return run_##type(c, param, grad, exp_avg, exp_avg_sq, max_exp_avg_sq, average, n, mode,   \
-                          amsgrad, fold, any_weight_##set);                                        \
+        return run_##type(c, param, grad, exp_avg, exp_avg_sq, max_exp_avg_sq, average, point, n,  \
+                          mode, amsgrad, fold, any_weight_##set);                                  \
     }
 #define OF_MODE(TARGET, set, type, mode)                                                           \
     VARIANT(TARGET, set, type, mode, 0, 0)                                                         \
     VARIANT(TARGET, set, type, mode, 0, 1)                                                         \
+    VARIANT(TARGET, set, type, mode, 0, 2)                                                         \
     VARIANT(TARGET, set, type, mode, 1, 0)                                                         \
-    VARIANT(TARGET, set, type, mode, 1, 1)
+    VARIANT(TARGET, set, type, mode, 1, 1)                                                         \
+    VARIANT(TARGET, set, type, mode, 1, 2)
 #define OF_TYPE(TARGET, set, type)                                                                 \
     OF_MODE(TARGET, set, type, MODE_HALF)                                                          \
     OF_MODE(TARGET, set, type, MODE_EIGHTH)                                                        \
@@ -348,8 +352,10 @@ typedef int64_t Run(const Coefficients *, void *param, void *grad, void *exp_avg
     OF_MODE(TARGET, set, type, MODE_PAPER)
 #define NAMES_OF_MODE(set, type, mode)                                                             \
     {                                                                                              \
-        {set##_##type##_##mode##_00, set##_##type##_##mode##_01},                                  \
-            {set##_##type##_##mode##_10, set##_##type##_##mode##_11}                               \
+        {set##_##type##_##mode##_00, set##_##type##_##mode##_01, set##_##type##_##mode##_02},      \
+        {                                                                                          \
+            set##_##type##_##mode##_10, set##_##type##_##mode##_11, set##_##type##_##mode##_12     \
+        }                                                                                          \
     }
 #define NAMES_OF_TYPE(set, type)                                                                   \
     {                                                                                              \
@@ -358,7 +364,7 @@ typedef int64_t Run(const Coefficients *, void *param, void *grad, void *exp_avg
             NAMES_OF_MODE(set, type, MODE_PAPER)                                                   \
     }
 
-typedef Run *Table[4][5][2][2]; /* by type, mode, amsgrad, fold */
+typedef Run *Table[4][5][2][3]; /* by type, mode, amsgrad, fold */
 
 #define INSTRUCTION_SET(set, TARGET)                                                               \
     OF_TYPE(TARGET, set, f32)                                                                      \
@@ -444,6 +450,7 @@ static Coefficients coefficients_at(const Job *job, double step)
         .root_correction2 = sqrt(correction2),
         .step_size = job->lr / correction1,
         .fold_weight = job->fold_weight,
+        .interpolation = job->interpolation,
         .exponent = exponent_of(job->paper ? -job->partial : -2.0 * job->partial),
     };
     if (!job->paper && job->partial != 0.5)
@@ -481,7 +488,7 @@ static int run_chunk(const Job *job, const Coefficients *c, const int64_t *offse
                                              : MODE_PARTIAL;
     const int unusual = 1.0 - job->beta1 >= 0.5 || (job->fold && job->fold_weight >= 0.5);
     Table *table = unusual ? &baseline : variants;
-    Run *run = (*table)[job->type][mode][job->amsgrad != 0][job->fold != 0];
+    Run *run = (*table)[job->type][mode][job->amsgrad != 0][job->fold];
     const int64_t width = item_size[job->type], wide = job->type == TYPE_F64 ? 8 : 4;
     int64_t from = chunk * CHUNK, to = from + CHUNK, low = 0, high = job->tensors, worst = 0;
     while (high - low > 1) { /* find the last tensor that begins at or before `from` */
@@ -502,7 +509,8 @@ static int run_chunk(const Job *job, const Coefficients *c, const int64_t *offse
         const int64_t magnitude =
             run(c + t, AT(job->param[t], width), AT(job->grad[t], width), AT(state[0], width),
                 AT(state[1], width), job->amsgrad ? AT(state[2], width) : NULL,
-                job->fold ? AT(job->average[t], wide) : NULL, end - from);
+                job->fold ? AT(job->average[t], wide) : NULL,
+                job->fold == 2 ? AT(job->point[t], width) : NULL, end - from);
         worst = magnitude > worst ? magnitude : worst;
         from = end;
     }

@@ -16,6 +16,8 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.optim import Optimizer
 
 import gadam
+from gadam.average.sampling import Sampler
+from gadam.optim import cpu
 from oracle import ScalarPadam
 
 PLAN = gadam.Averaging(start=3, interpolation=0.9)
@@ -133,6 +135,60 @@ def test_the_kernel_equals_the_reference(dtype: torch.dtype) -> None:
         found.append([*weights(model), *averaged(model, average)])
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2
     torch.testing.assert_close(*found, rtol=tolerance, atol=tolerance)
+
+
+def test_the_kernel_moves_the_weights_in_its_own_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not cpu.is_available():
+        pytest.skip("The kernel was not built.")
+    model = network(torch.float32)
+    optimizer, average = built_in(model)
+    copied: list[int] = []
+    to_iterate = Sampler.to_iterate
+
+    def counted(self: Sampler, params: list[Tensor]) -> None:
+        copied.append(len(params))
+        to_iterate(self, params)
+
+    monkeypatch.setattr(Sampler, "to_iterate", counted)
+    train(model, optimizer, batches(torch.float32)[:4])  # the first two samples have a large weight
+    assert average.count == 2
+    copied.clear()
+    train(model, optimizer, batches(torch.float32)[4:])
+    assert not any(copied)
+
+
+@pytest.mark.parametrize("fused", [None, False])
+def test_a_sample_that_is_not_finite_does_not_move_the_average(fused: bool | None) -> None:
+    model = network(torch.float32)
+    optimizer, average = built_in(model, fused=fused)
+    train(model, optimizer, batches(torch.float32))
+    before = averaged(model, average)
+    evaluate(model, optimizer, *batches(torch.float32)[0])
+    states = [optimizer.state[p] for p in model.parameters()]
+    next(model.parameters()).grad[0, 0] = torch.nan  # type: ignore[index]
+    optimizer.step()
+    assert average.skipped == 1
+    after = [state["average"] for state in states]
+    torch.testing.assert_close(after, before, rtol=1e-5, atol=1e-6)
+    iterates = [state["average_iterate"] for state in states]
+    expected = [0.1 * z + 0.9 * x for z, x in zip(iterates, after)]
+    torch.testing.assert_close(weights(model), expected, rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+@pytest.mark.parametrize("fused", [None, False])
+def test_a_parameter_without_a_gradient_keeps_its_iterate(fused: bool | None) -> None:
+    model = network(torch.float32)
+    optimizer, average = built_in(model, fused=fused)
+    train(model, optimizer, batches(torch.float32))
+    bias = model[2].bias
+    kept, count = optimizer.state[bias]["average_iterate"].clone(), average.count
+    before = optimizer.state[bias]["average"].clone()
+    evaluate(model, optimizer, *batches(torch.float32)[0])
+    bias.grad = None
+    optimizer.step()
+    assert torch.equal(optimizer.state[bias]["average_iterate"], kept)
+    sampled = before + (kept - before) / (count + 1)
+    torch.testing.assert_close(optimizer.state[bias]["average"], sampled)
 
 
 def test_zero_is_an_average_that_only_watches() -> None:

@@ -32,6 +32,10 @@ class Fold:
             device knows.
         weight: The weight that the kernel has used.
         kernel_undo_if: A function that takes the sample out again if a flag on the device is set.
+        iterates: Where a kernel may step from, instead of the parameters. It then writes points
+            between the new iterates and their averages into the parameters.
+        interpolation: Where these points are: 0 at the iterates, 1 at the averages.
+        pointed: The indices of the parameters that the kernel has treated so.
     """
 
     params: list[Tensor]
@@ -43,6 +47,9 @@ class Fold:
     not_finite: Tensor | None = None
     weight: float | Tensor = 0.0
     kernel_undo_if: Callable[[Tensor], None] | None = None
+    iterates: list[Tensor] | None = None
+    interpolation: float = 0.0
+    pointed: list[int] = field(default_factory=list)
 
     @torch.no_grad()
     def undo(self) -> None:
@@ -55,7 +62,10 @@ class Fold:
         elif isinstance(self.weight, float):
             ratio = self.weight / (1 - self.weight)
             for i in self.folded:
-                average, p = local(self.averages[i]), local(self.params[i]).detach()
+                sample = self.params[i]
+                if self.iterates is not None and i in self.pointed:
+                    sample = self.iterates[i]
+                average, p = local(self.averages[i]), local(sample).detach()
                 p = p.to(average.dtype)
                 before = average + (average - p) * ratio
                 average.copy_(torch.where(torch.isfinite(p), before, average))

@@ -7,7 +7,7 @@ average's :class:`~gadam.average.state.State`. All averages of an optimizer are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from operator import is_
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -39,6 +39,7 @@ __all__ = [
     "fold_into",
     "free_prefix",
     "is_dry_run",
+    "step_from_iterates",
 ]
 
 APPLIED = "_applied_average"  # the attribute of an optimizer that holds the average in its weights
@@ -68,7 +69,7 @@ class Sampler:
         self._rejected: Tensor | None = None  # GradScaler's verdict on their steps
         self._foldable = False
         self._edited = False  # whether other hooks may edit the weights after this step
-        self._at_iterate = False  # whether the weights are the iterate during an interpolated step
+        self._at_iterate: dict[Tensor, None] = {}  # parameters that hold the iterate during a step
         self._handles: list[RemovableHandle] = []
 
     def attach(self, average: IterateAverage | None = None) -> None:
@@ -182,8 +183,12 @@ class Sampler:
         Args:
             optimizer: The optimizer that has stepped.
         """
+        pointed = {fold.params[i] for fold in self.folds for i in fold.pointed}
+        skipped = self.state.tracker.counters.known[1] if pointed else 0
         self._count_and_sample(optimizer)
-        self._to_gradient_point()
+        # A kernel that has already moved the weights used an average that was then undone.
+        undone = pointed and self.state.tracker.counters.known[1] != skipped
+        self._to_gradient_point(pointed, bool(undone))
 
     def _count_and_sample(self, optimizer: Optimizer) -> None:
         clock = self.state.tracker.clock
@@ -257,7 +262,7 @@ class Sampler:
         self._loader.arrive()
         self.state.allocate()
         params = self.state.averaged()
-        self._to_iterate()
+        self.to_iterate(params)
         finite = all_finite(params)
         if finite:
             self._sample(params)
@@ -276,6 +281,9 @@ class Sampler:
         params = self.state.averaged()
         folds = [fold for fold in self.folds if fold.folded]
         self.folds = []
+        if self.state.iterate is not None:  # also of parameters without a gradient in this step
+            pointed = {fold.params[i] for fold in folds for i in fold.pointed}
+            self.to_iterate([p for p in params if p not in pointed])
         if any(fold.not_finite is None for fold in folds):
             self._settle_on_host(folds, params)
             return
@@ -431,11 +439,11 @@ class Sampler:
         Returns:
             New arguments of ``step()``, or None if they stay.
         """
-        if self.state.iterate is None:
-            return None
+        if self.state.iterate is None or self.state.built_in:
+            return None  # the optimizer itself steps from the iterate: see step_from_iterates
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
-            self._to_iterate()
+            self.to_iterate(self.state.averaged())
             return None
         called = False
 
@@ -447,7 +455,7 @@ class Sampler:
                 )
             called = True
             loss = closure()
-            self._to_iterate()
+            self.to_iterate(self.state.averaged())
             return loss
 
         if len(args) > 1:
@@ -455,40 +463,53 @@ class Sampler:
         return args, {**kwargs, "closure": evaluate}
 
     @torch.no_grad()
-    def _to_iterate(self) -> None:
-        """Replace the weights, which are the point of the gradient, by the iterate.
+    def to_iterate(self, params: list[Tensor]) -> None:
+        """Replace weights, which are the point of the gradient, by the iterate.
 
         Without a sample there is no average yet, and the weights are the iterate.
+
+        Args:
+            params: The parameters. Those that are not averaged stay.
         """
-        if self.state.iterate is None or self._at_iterate:
+        if self.state.iterate is None:
             return
-        self._at_iterate = True
-        params = self.state.averaged()
+        table = self.state.store.table
+        params = [p for p in params if self.state.iterate in table.get(p, ())]
+        params = [p for p in params if p not in self._at_iterate]
+        self._at_iterate.update(dict.fromkeys(params))
+        counters = self.state.tracker.counters
+        if not params or (counters.on_host and not counters.known[0]):
+            return
         weights, iterates = self._weights(params), self._iterates(params)
-        if not self.state.tracker.counters.on_host:
-            has_samples = self.state.tracker.counters.on(weights[0].device)[0] > 0
+        if not counters.on_host:
+            has_samples = counters.on(weights[0].device)[0] > 0
             iterates = [
                 torch.where(has_samples.to(w.device), z, w) for w, z in zip(weights, iterates)
             ]
-        elif not self.state.tracker.counters.known[0]:
-            return
         _torch.foreach_copy_(weights, iterates)
 
     @torch.no_grad()
-    def _to_gradient_point(self) -> None:
-        """Store the iterate, and replace the weights by a point between it and its average."""
-        if self.state.iterate is None or not self._at_iterate:
+    def _to_gradient_point(self, pointed: Collection[Tensor] = (), undone: bool = False) -> None:
+        """Store the iterates, and replace the weights by points between them and the average.
+
+        Args:
+            pointed: Parameters for which a kernel has done both.
+            undone: Whether to move these again, because the average has changed since.
+        """
+        if self.state.iterate is None:
             return
-        self._at_iterate = False
-        params = self.state.averaged()
-        weights, iterates = self._weights(params), self._iterates(params)
-        if weights:
-            _torch.foreach_copy_(iterates, weights)
-        share: float | Tensor = self.state.averaging.interpolation
+        params = [p for p in self._at_iterate if p not in pointed]
+        self._at_iterate = {}
+        if params:
+            _torch.foreach_copy_(self._iterates(params), self._weights(params))
+        if undone:
+            _torch.foreach_copy_(self._weights([*pointed]), self._iterates([*pointed]))
+            params += pointed
         counters = self.state.tracker.counters
         if counters.on_host and not counters.known[0]:
             return
-        for p, weight in zip(params, weights):
+        share: float | Tensor = self.state.averaging.interpolation
+        for p, weight in zip(params, self._weights(params)):
             average = _real(self.state.buffer(p, self.state.slots[0]))
             if not counters.on_host:
                 has_samples = (counters.on(weight.device)[0] > 0).to(average.dtype)
@@ -534,15 +555,19 @@ class Sampler:
         except KeyError:  # a parameter that is not averaged
             return None
         fold = Fold(params, averages, self._host_weight, self._device_weight)
+        if self.state.iterate is not None and self.state.built_in:
+            fold.iterates = [state[self.state.iterate] for state in found]
+            fold.interpolation = self.state.averaging.interpolation
         self.folds.append(fold)
         return fold
 
     def cancel_folds(self) -> None:
         """Take out what a step has folded in before it failed."""
+        pointed = {fold.params[i] for fold in self.folds for i in fold.pointed}
         for fold in self.folds:
             fold.undo()
         self.folds = []
-        self._to_gradient_point()
+        self._to_gradient_point(pointed, undone=bool(pointed))
 
     def _host_weight(self) -> float | None:
         if self._rejection_is_on_device():
@@ -637,6 +662,25 @@ def fold_into(
         if fold is not None:
             return fold
     return None
+
+
+def step_from_iterates(optimizer: Optimizer, params: list[Tensor]) -> None:
+    """Replace the weights by the iterates, if an average of the optimizer interpolates.
+
+    A kernel that can step from the iterates themselves does not need this. A step that GradScaler
+    has rejected does not, either: the weights stay.
+
+    Args:
+        optimizer: The optimizer that steps.
+        params: The parameters that the step is about to update.
+    """
+    registry: Attached | None = optimizer.__dict__.get(AVERAGES)
+    for sampler in registry.samplers if registry is not None else ():
+        if sampler.state.iterate is None or not sampler.state.built_in:
+            continue
+        found_inf: Tensor | None = getattr(optimizer, "found_inf", None)
+        if found_inf is None or not _torch.is_on_host(found_inf) or not bool(found_inf):
+            sampler.to_iterate(params)
 
 
 def cancel_folds(optimizer: Optimizer) -> None:

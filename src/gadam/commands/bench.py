@@ -169,6 +169,7 @@ def contenders() -> dict[str, Builder]:
         return step, optimizer
 
     always = gadam.Averaging(start=1)
+    between = gadam.Averaging(start=1, interpolation=0.9)
     found: dict[str, Builder] = {
         BASE: plain(torch.optim.AdamW, lr=1e-3, fused=True, **decay),
         "torch AdamW foreach": plain(torch.optim.AdamW, lr=1e-3, foreach=True, **decay),
@@ -177,6 +178,9 @@ def contenders() -> dict[str, Builder]:
         "Gadam": plain(gadam.Gadam, lr=1e-3, **decay),
         "Gadam, a sample every step": plain(gadam.Gadam, lr=1e-3, average=always, **decay),
         "Gadam, sampled into a block": with_blocks,
+        "Gadam, interpolated": plain(
+            gadam.Gadam, lr=1e-3, betas=(0.0, 0.999), average=between, **decay
+        ),
         "GadamX p=1/8": plain(gadam.GadamX, lr=0.1, **decay),
         "GadamX p=1/8, a sample every step": plain(gadam.GadamX, lr=0.1, average=always, **decay),
         "GadamX p=0.2": plain(gadam.GadamX, lr=0.1, partial=0.2, **decay),

@@ -40,9 +40,11 @@ class _Job(ctypes.Structure):
 
     _fields_ = (
         ("tensors", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("param", "grad", "average", "state", "numel")),
+        *((name, ctypes.c_void_p) for name in ("param", "grad", "average", "point")),
+        *((name, ctypes.c_void_p) for name in ("state", "numel")),
         *((name, ctypes.c_double) for name in ("lr", "beta1", "beta2", "eps", "weight_decay")),
         *((name, ctypes.c_double) for name in ("partial", "grad_factor", "fold_weight")),
+        ("interpolation", ctypes.c_double),
         *(
             (name, ctypes.c_int32)
             for name in ("type", "step_type", "decoupled", "amsgrad", "paper")
@@ -182,10 +184,19 @@ class Launch:
             for average, p in zip(averages, self.params)
         )
 
+    def supports_iterates(self, iterates: list[Tensor]) -> bool:
+        """Return True if the kernel can step from these iterates instead of the parameters.
+
+        Args:
+            iterates: The iterates, in the parameters' order.
+        """
+        return all(same_layout(p, (iterate,)) for p, iterate in zip(self.params, iterates))
+
     def step(
         self,
         grads: list[Tensor],
         averages: list[Tensor] | None,
+        iterates: list[Tensor] | None = None,
         *,
         beta1: float,
         beta2: float,
@@ -199,6 +210,7 @@ class Launch:
         form: str,
         grad_scale: float = 1.0,
         fold_weight: float = 0.0,
+        interpolation: float = 0.0,
     ) -> bool:
         """Perform one step.
 
@@ -206,6 +218,8 @@ class Launch:
             grads: The gradients.
             averages: The averages to fold the parameters into, as they are *after* the step.
                 Parameters that are not finite are not folded in.
+            iterates: Where to step from, instead of the parameters. These become points between the
+                new iterates and their averages. Needs averages.
             beta1: The decay rate of the first moments.
             beta2: The decay rate of the second moments.
             lr: The learning rate.
@@ -218,21 +232,25 @@ class Launch:
             form: The form of the update.
             grad_scale: The factor that the gradients still contain.
             fold_weight: The weight of the parameters in their averages.
+            interpolation: Where the points are: 0 at the iterates, 1 at the averages.
 
         Returns:
-            True if all parameters are finite after the step.
+            True if all parameters, or iterates, are finite after the step.
         """
         gradient_addresses = _addresses(grads)
         average_addresses = _addresses(averages or [])
-        for addresses in (self.pointers[: len(grads)], gradient_addresses, average_addresses):
+        iterate_addresses = _addresses(iterates or [])
+        checked = (gradient_addresses, average_addresses, iterate_addresses)
+        for addresses in (self.pointers[: len(grads)], *checked):
             if 0 in addresses and any(n and not a for n, a in zip(self.numel, addresses)):
                 raise RuntimeError("The fused step received a tensor without memory.")
         first = self.pointers.buffer_info()[0]
         job = _Job(
             len(self.params),
-            first,
+            first if iterates is None else iterate_addresses.buffer_info()[0],
             gradient_addresses.buffer_info()[0],
             average_addresses.buffer_info()[0] if averages is not None else None,
+            first,
             first + len(self.params) * self.pointers.itemsize,
             self.numel.buffer_info()[0],
             lr,
@@ -243,19 +261,21 @@ class Launch:
             partial,
             (-1.0 if maximize else 1.0) / grad_scale,
             fold_weight,
+            interpolation,
             _TYPES[self.dtype],
             _TYPES[self.step_dtype],
             decoupled_weight_decay,
             amsgrad,
             form == "paper",
-            averages is not None,
+            0 if averages is None else 1 if iterates is None else 2,
             1 if _FORKED else torch.get_num_threads(),
             0,
         )
         if _library()[0].gadam_step(ctypes.byref(job)) != 0:
             raise MemoryError("The fused step could not allocate its tables.")
         # Autograd did not see these writes.
-        torch.autograd.graph.increment_version([*self.params, *(averages or [])])
+        written = [*self.params, *(averages or []), *(iterates or [])]
+        torch.autograd.graph.increment_version(written)
         return not job.not_finite
 
 
@@ -284,6 +304,7 @@ class CachedLaunch(Launch):
         super().__init__(params, states, names)
         self._matches = _torch.tensor_check([*params, *grads])
         self._averages_match: Callable[..., bool] | None = None
+        self._iterates_match: Callable[..., bool] | None = None
         # While these references exist, the memory is not reused: a moment with the same address has
         # the same size.
         self._alive = [state[name].detach() for state in states for name in names]
@@ -327,4 +348,16 @@ class CachedLaunch(Launch):
             if not super().supports_averages(averages):
                 return False
             self._averages_match = _torch.tensor_check(averages)
+        return True
+
+    def supports_iterates(self, iterates: list[Tensor]) -> bool:
+        """Return True if the kernel can step from these iterates instead of the parameters.
+
+        Args:
+            iterates: The iterates, in the parameters' order.
+        """
+        if self._iterates_match is None or not self._iterates_match(*iterates):
+            if not super().supports_iterates(iterates):
+                return False
+            self._iterates_match = _torch.tensor_check(iterates)
         return True

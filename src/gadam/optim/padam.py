@@ -13,7 +13,7 @@ from torch.optim.optimizer import Optimizer, ParamsT
 
 from gadam import _torch
 from gadam.average.fold import Fold
-from gadam.average.sampling import cancel_folds, fold_into
+from gadam.average.sampling import cancel_folds, fold_into, step_from_iterates
 from gadam.optim.cpu import CachedLaunch, can_count_steps, same_layout
 from gadam.optim.update import FORMS, Form, check_tensor_arguments, padam, to_scalar
 
@@ -410,6 +410,8 @@ class Padam(Optimizer):
                 state_steps,
             )
 
+            if not torch.compiler.is_compiling():
+                step_from_iterates(self, params_with_grad)
             verdict = padam(
                 params_with_grad,
                 grads,
@@ -489,9 +491,15 @@ class Padam(Optimizer):
         if fold is not None and launch.supports_averages(fold.averages):
             weight = fold.host_weight()
             averages = fold.averages if weight is not None else None
+        iterates = fold.iterates if fold is not None and weight is not None else None
+        if iterates is None or not launch.supports_iterates(iterates):
+            iterates = None
+            step_from_iterates(self, params)
         finite = launch.step(
             grads,
             averages,
+            iterates,
+            interpolation=fold.interpolation if fold is not None else 0.0,
             fold_weight=weight or 0.0,
             beta1=group["betas"][0],
             beta2=group["betas"][1],
@@ -506,6 +514,7 @@ class Padam(Optimizer):
         )
         if fold is not None and weight is not None:
             fold.folded, fold.finite, fold.weight = list(range(len(params))), finite, weight
+            fold.pointed = fold.folded if iterates is not None else []
         return finite
 
     def _fold_into(

@@ -365,17 +365,24 @@ def _cpu_kernel_step(
     if fold is not None:
         averages = [local(fold.averages[i]) for i in indices]
         weight = fold.host_weight() if launch.supports_averages(averages) else None
+    iterates = None
+    if fold is not None and fold.iterates is not None and weight is not None:
+        iterates = [local(fold.iterates[i]) for i in indices]
+        iterates = iterates if launch.supports_iterates(iterates) else None
     options = {k: v for k, v in kwargs.items() if k not in _NOT_FOR_KERNELS}
     finite = launch.step(
         grads,
         averages if weight is not None else None,
+        iterates,
         lr=float(kwargs["lr"]),
         grad_scale=scale,
         fold_weight=weight or 0.0,
+        interpolation=fold.interpolation if fold is not None else 0.0,
         **options,
     )
     if fold is not None and weight is not None:
         fold.folded += indices
+        fold.pointed += indices if iterates is not None else []
         fold.weight = weight
         fold.finite &= finite
     return finite
