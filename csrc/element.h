@@ -40,7 +40,7 @@ ALWAYS_INLINE int64_t RUN(const Coefficients *c, STORE *restrict param, const ST
      * `if` and to vectorize only one half. */
     const BITS has_l2 = k.l2 != 0.0 ? -1 : 0;
     const BITS from_average = !any_weight || k.fold_weight < 0.5 ? -1 : 0;
-    const BITS from_moment = !any_weight || k.one_minus_beta1 < 0.5 ? -1 : 0;
+    const BITS from_moment = k.one_minus_beta1 < 0.5 ? -1 : 0;
     const REAL share = (REAL)(from_average ? k.fold_weight : k.fold_weight - 1.0);
     const REAL share1 = (REAL)(from_moment ? k.one_minus_beta1 : k.one_minus_beta1 - 1.0);
     const REAL from_mean = (REAL)(1.0 - k.interpolation);

@@ -374,8 +374,8 @@ typedef Run *Table[4][5][2][3]; /* by type, mode, amsgrad, fold */
     static Table set = {NAMES_OF_TYPE(set, f32), NAMES_OF_TYPE(set, f64),                          \
                         NAMES_OF_TYPE(set, bf16), NAMES_OF_TYPE(set, f16)};
 
-/* torch's lerp has two forms, one exact at weight 0 and the other at 1. The faster sets implement
- * only the first, for weights below 1/2. An unusual beta1 or fold weight uses the baseline. */
+/* torch's lerp has two forms, one exact at weight 0 and the other at 1. For the average, the faster
+ * sets implement only the first, for weights below 1/2. Others use the baseline. */
 enum { any_weight_baseline = 1, any_weight_avx2 = 0, any_weight_avx512 = 0 };
 
 INSTRUCTION_SET(baseline, )
@@ -486,7 +486,7 @@ static int run_chunk(const Job *job, const Coefficients *c, const int64_t *offse
                      : job->partial == 0.125 ? MODE_EIGHTH
                      : job->partial == 0.2   ? MODE_FIFTH
                                              : MODE_PARTIAL;
-    const int unusual = 1.0 - job->beta1 >= 0.5 || (job->fold && job->fold_weight >= 0.5);
+    const int unusual = job->fold && job->fold_weight >= 0.5;
     Table *table = unusual ? &baseline : variants;
     Run *run = (*table)[job->type][mode][job->amsgrad != 0][job->fold];
     const int64_t width = item_size[job->type], wide = job->type == TYPE_F64 ? 8 : 4;
