@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import io
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,6 +56,10 @@ def weights(model: nn.Module) -> list[Tensor]:
 def averaged(model: nn.Module, average: gadam.IterateAverage) -> list[Tensor]:
     with average.applied(model):
         return weights(model)
+
+
+def iterates_of(model: nn.Module, average: gadam.IterateAverage) -> list[Tensor]:
+    return [average._state.buffer(p, "average_iterate").clone() for p in model.parameters()]
 
 
 def same(some: list[Tensor], others: list[Tensor]) -> bool:
@@ -348,6 +354,111 @@ def test_batchnorm_of_the_average_is_refreshed() -> None:
     with average.applied(model, batchnorm=inputs):
         hidden = model[0](torch.cat(inputs))
         torch.testing.assert_close(model[1].running_mean, hidden.mean(0))
+
+
+@MAKERS
+def test_a_compiled_step_equals_an_eager_one(make: Callable[..., Any]) -> None:
+    eager, compiled = network(torch.float32), network(torch.float32)
+    train(eager, make(eager)[0], batches(torch.float32))
+    optimizer, _ = make(compiled)
+    step = torch.compile(optimizer.step, backend="eager")
+    for x, y in batches(torch.float32):
+        evaluate(compiled, optimizer, x, y)
+        step()
+    torch.testing.assert_close(weights(compiled), weights(eager), rtol=1e-4, atol=1e-5)
+
+
+# ---------------------------------------------------------------------------------- other observers
+
+
+@MAKERS
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("every", [1, 4])
+def test_another_average_sees_the_iterates(
+    make: Callable[..., Any], is_first: bool, every: int, tmp_path: Path
+) -> None:
+    plan = gadam.Averaging(start=1, every=every, interpolation=0.9)
+    model, alone = network(torch.float32), network(torch.float32)
+    optimizer, average = make(alone, plan)
+    iterates = []
+    for batch in batches(torch.float32):
+        train(alone, optimizer, [batch])
+        iterates.append(
+            [average._state.buffer(p, "average_iterate").clone() for p in alone.parameters()]
+        )
+    if make is beside and is_first:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5)
+        other = gadam.IterateAverage(optimizer, gadam.Averaging(start=1))
+        gadam.IterateAverage(optimizer, plan)
+    else:
+        optimizer, _ = make(model, plan)
+        other = gadam.IterateAverage(optimizer, gadam.Averaging(start=1))
+    blocks = gadam.BlockAverages(optimizer, tmp_path, every=STEPS)
+    train(model, optimizer, batches(torch.float32))
+    torch.testing.assert_close(weights(model), weights(alone), rtol=1e-4, atol=1e-5)
+    means = [torch.stack(ones).mean(0) for ones in zip(*iterates)]
+    torch.testing.assert_close(averaged(model, other), means, rtol=1e-4, atol=1e-5)
+    with blocks.applied(model):
+        torch.testing.assert_close(weights(model), means, rtol=1e-4, atol=1e-5)
+
+
+@MAKERS
+def test_a_hook_edits_the_iterate_of_every_parameter(make: Callable[..., Any]) -> None:
+    model = network()
+    optimizer, average = make(model)
+    bias: Any = model[2].bias
+    optimizer.register_step_post_hook(lambda *_: bias.data.clamp_(max=0.01))
+    train(model, optimizer, batches())
+    evaluate(model, optimizer, *batches()[0])
+    bias.grad = None
+    optimizer.step()
+    assert iterates_of(model, average)[-1].max() <= 0.01
+
+
+@MAKERS
+def test_health_compares_the_average_with_the_iterate(make: Callable[..., Any]) -> None:
+    model = network()
+    optimizer, average = make(model)
+    train(model, optimizer, batches())
+    iterates = torch.cat([one.flatten() for one in iterates_of(model, average)])
+    mean = torch.cat([one.flatten() for one in averaged(model, average)])
+    distance = (mean - iterates).norm() / iterates.norm()
+    assert average.health().distance == pytest.approx(distance.item())
+
+
+@MAKERS
+def test_removing_the_average_leaves_the_iterate(make: Callable[..., Any]) -> None:
+    model = network()
+    optimizer, average = make(model)
+    train(model, optimizer, batches())
+    iterates = iterates_of(model, average)
+    average.remove()
+    assert same(weights(model), iterates)
+    train(model, optimizer, batches()[:1])
+    assert not any("iterate" in key for state in optimizer.state.values() for key in state)
+
+
+@MAKERS
+def test_a_checkpoint_restores_a_run_whose_step_has_failed(make: Callable[..., Any]) -> None:
+    model = network()
+    optimizer, average = make(model)
+    train(model, optimizer, batches())
+    saved = {key: value.clone() for key, value in model.state_dict().items()}
+    state = copy.deepcopy(optimizer.state_dict())
+    before = iterates_of(model, average)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("a hook")
+
+    handle = optimizer.register_step_post_hook(fail)
+    with pytest.raises(RuntimeError, match="a hook"):
+        train(model, optimizer, batches()[:1])
+    handle.remove()
+    model.load_state_dict(saved)
+    optimizer.load_state_dict(state)
+    optimizer.param_groups[0].update(lr=0.0, weight_decay=0.0)
+    train(model, optimizer, batches()[:1])
+    assert same(before, iterates_of(model, average))
 
 
 # ------------------------------------------------------------------------------------------ loading

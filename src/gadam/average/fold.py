@@ -35,7 +35,8 @@ class Fold:
         iterates: Where a kernel may step from, instead of the parameters. It then writes points
             between the new iterates and their averages into the parameters.
         interpolation: Where these points are: 0 at the iterates, 1 at the averages.
-        pointed: The indices of the parameters that the kernel has treated so.
+        is_pointed: Whether the kernel has done so for the parameters that it has folded in.
+        is_undone: Whether the sample was taken out again.
     """
 
     params: list[Tensor]
@@ -49,7 +50,8 @@ class Fold:
     kernel_undo_if: Callable[[Tensor], None] | None = None
     iterates: list[Tensor] | None = None
     interpolation: float = 0.0
-    pointed: list[int] = field(default_factory=list)
+    is_pointed: bool = False
+    is_undone: bool = False
 
     @torch.no_grad()
     def undo(self) -> None:
@@ -63,13 +65,14 @@ class Fold:
             ratio = self.weight / (1 - self.weight)
             for i in self.folded:
                 sample = self.params[i]
-                if self.iterates is not None and i in self.pointed:
+                if self.iterates is not None and self.is_pointed:
                     sample = self.iterates[i]
                 average, p = local(self.averages[i]), local(sample).detach()
                 p = p.to(average.dtype)
                 before = average + (average - p) * ratio
                 average.copy_(torch.where(torch.isfinite(p), before, average))
         self.folded = []
+        self.is_undone = True
 
     def undo_if(self, flag: Tensor) -> None:
         """Take the sample out again if a flag is set, without waiting for the flag's device.

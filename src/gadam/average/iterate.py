@@ -69,8 +69,9 @@ class IterateAverage:
     constant rate, no weight decay, ``start=1`` and :math:`\beta = 0.9` is Schedule-Free AdamW; here
     it works for any optimizer, with any start and weighting. Interpolation takes the place of
     momentum: use a small :math:`\beta_1`, or none. It costs one more copy of the weights. It needs
-    a single optimizer that evaluates the model once per step. After :meth:`copy_to`, further
-    training continues from the iterate.
+    a single optimizer that evaluates the model once per step. Every step starts from the stored
+    iterate, so changes of the weights between steps, such as clipping them or :meth:`copy_to`, do
+    not last. Change them in a hook of the step.
 
     Args:
         optimizer: The optimizer whose iterates to average. It may be inside a wrapper of
@@ -184,7 +185,11 @@ class IterateAverage:
         return [sampler.state.store for sampler in samplers if sampler is not self._sampler]
 
     def remove(self) -> None:
-        """Detach from the optimizer. The average keeps its samples."""
+        """Detach from the optimizer. The average keeps its samples.
+
+        If the plan interpolates, the weights become the iterate.
+        """
+        self._sampler.restore_iterates()
         self._sampler.detach(self)
         self._state.store.close()
 
@@ -410,9 +415,14 @@ class IterateAverage:
         progress = self._progress
         weight = self.averaging.weighting.weight(progress.count + 1)
         raw = self._applied._raw if self._applied is not None else {}
+
+        def iterate(p: Tensor) -> Tensor:
+            found = self._state.iterate_of(p)
+            return found if found is not None else raw[p] if p in raw else local(p).detach()
+
         return measure(
             self._averaged(),
-            lambda p: raw[p] if p in raw else local(p).detach(),
+            iterate,
             self._value,
             weight,
             progress.count,

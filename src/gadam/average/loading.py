@@ -135,6 +135,12 @@ class Loader:
         saved = {
             p: {self.state.slots[0]: state_dict[f"module.{name}"]} for p, name in names.items()
         }
+        for p, buffers in saved.items():
+            iterate = self.state.iterate_of(p)
+            if iterate is not None:
+                buffers[self.state.store.iterate_key] = self.state.store.slots(p)[
+                    self.state.store.iterate_key
+                ]
         self.install(progress, self._prepare(progress, saved), True, self.state.params())
 
     def take_from(

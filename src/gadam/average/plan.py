@@ -515,6 +515,7 @@ class Averaging:
             raise ValueError(
                 f"Invalid interpolation: {self.interpolation!r}. interpolation must be in [0, 1)."
             )
+        object.__setattr__(self, "interpolation", float(self.interpolation))
         if self.interpolation and self.device is not None:
             raise ValueError(
                 "With interpolation, every step needs the average, so it must be on the device of "

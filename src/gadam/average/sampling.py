@@ -69,7 +69,6 @@ class Sampler:
         self._rejected: Tensor | None = None  # GradScaler's verdict on their steps
         self._foldable = False
         self._edited = False  # whether other hooks may edit the weights after this step
-        self._at_iterate: dict[Tensor, None] = {}  # parameters that hold the iterate during a step
         self._handles: list[RemovableHandle] = []
 
     def attach(self, average: IterateAverage | None = None) -> None:
@@ -86,6 +85,19 @@ class Sampler:
                 optimizer.register_step_pre_hook(self._before_step),
                 optimizer.register_step_post_hook(self._after_step),
             ]
+            for sampler in [one for one in registry.samplers if one.state.iterate is not None]:
+                sampler._move_behind_the_others(optimizer)
+
+    def _move_behind_the_others(self, optimizer: Optimizer) -> None:
+        """Let the other samplers see the iterate, before the weights move away from it."""
+        for kind in ("step_pre", "step_post"):
+            hooks = _torch.optimizer_hooks(optimizer, kind)
+            for handle in self._handles:
+                if handle.id in hooks:
+                    hooks.move_to_end(handle.id)
+        samplers = attached(optimizer).samplers
+        samplers.remove(self)
+        samplers.append(self)
 
     def detach(self, average: IterateAverage | None = None) -> None:
         """Remove the hooks.
@@ -183,12 +195,11 @@ class Sampler:
         Args:
             optimizer: The optimizer that has stepped.
         """
-        pointed = {fold.params[i] for fold in self.folds for i in fold.pointed}
-        skipped = self.state.tracker.counters.known[1] if pointed else 0
+        folds = self.folds
+        pointed = _pointed(folds)
         self._count_and_sample(optimizer)
-        # A kernel that has already moved the weights used an average that was then undone.
-        undone = pointed and self.state.tracker.counters.known[1] != skipped
-        self._to_gradient_point(pointed, bool(undone))
+        # A kernel may have moved the weights toward an average that was then undone.
+        self._to_gradient_point(pointed, any(fold.is_undone for fold in folds))
 
     def _count_and_sample(self, optimizer: Optimizer) -> None:
         clock = self.state.tracker.clock
@@ -282,7 +293,7 @@ class Sampler:
         folds = [fold for fold in self.folds if fold.folded]
         self.folds = []
         if self.state.iterate is not None:  # also of parameters without a gradient in this step
-            pointed = {fold.params[i] for fold in folds for i in fold.pointed}
+            pointed = _pointed(folds)
             self.to_iterate([p for p in params if p not in pointed])
         if any(fold.not_finite is None for fold in folds):
             self._settle_on_host(folds, params)
@@ -462,6 +473,14 @@ class Sampler:
             return (args[0], evaluate, *args[2:]), kwargs
         return args, {**kwargs, "closure": evaluate}
 
+    def step_from_iterates(self, params: list[Tensor]) -> None:
+        """Replace the weights that a step updates, or hooks after it may edit, by the iterates.
+
+        Args:
+            params: The parameters that the step is about to update.
+        """
+        self.to_iterate(self.state.averaged() if self._edited else params)
+
     @torch.no_grad()
     def to_iterate(self, params: list[Tensor]) -> None:
         """Replace weights, which are the point of the gradient, by the iterate.
@@ -469,14 +488,15 @@ class Sampler:
         Without a sample there is no average yet, and the weights are the iterate.
 
         Args:
-            params: The parameters. Those that are not averaged stay.
+            params: The parameters. Those that are frozen or not averaged stay.
         """
-        if self.state.iterate is None:
-            return
-        table = self.state.store.table
-        params = [p for p in params if self.state.iterate in table.get(p, ())]
-        params = [p for p in params if p not in self._at_iterate]
-        self._at_iterate.update(dict.fromkeys(params))
+        name, table = self.state.iterate, self.state.store.table
+        params = [
+            p
+            for p in params
+            if p.requires_grad and p not in self.state.at_iterate and name in table.get(p, ())
+        ]
+        self.state.at_iterate.update(dict.fromkeys(params))
         counters = self.state.tracker.counters
         if not params or (counters.on_host and not counters.known[0]):
             return
@@ -498,11 +518,11 @@ class Sampler:
         """
         if self.state.iterate is None:
             return
-        params = [p for p in self._at_iterate if p not in pointed]
-        self._at_iterate = {}
+        params = [p for p in self.state.at_iterate if p not in pointed]
+        self.state.at_iterate = {}
         if params:
             _torch.foreach_copy_(self._iterates(params), self._weights(params))
-        if undone:
+        if undone and pointed:
             _torch.foreach_copy_(self._weights([*pointed]), self._iterates([*pointed]))
             params += pointed
         counters = self.state.tracker.counters
@@ -518,6 +538,16 @@ class Sampler:
                 weight.lerp_(average, share)
             else:
                 weight.copy_(weight.to(average.dtype).lerp_(average, share))
+
+    def restore_iterates(self) -> None:
+        """Replace the weights by the iterates for good."""
+        if self.state.iterate is None:
+            return
+        params = self.state.averaged()
+        self.to_iterate(params)
+        self.state.at_iterate = {}
+        for p in params:
+            self.state.store.table[p].pop(self.state.iterate, None)
 
     def _weights(self, params: list[Tensor]) -> list[Tensor]:
         return [_real(local(p).detach()) for p in params]
@@ -550,24 +580,26 @@ class Sampler:
             if states is not None and self.state.built_in
             else [table.get(p, {}) for p in params]
         )
+        # Another average must see the iterates in the parameters.
+        iterate = self.state.iterate
+        alone = self.state.built_in and len(attached(self.state.optimizers[0]).samplers) == 1
         try:
             averages = [state[name] for state in found]
+            iterates = [state[iterate] for state in found] if iterate and alone else None
         except KeyError:  # a parameter that is not averaged
             return None
         fold = Fold(params, averages, self._host_weight, self._device_weight)
-        if self.state.iterate is not None and self.state.built_in:
-            fold.iterates = [state[self.state.iterate] for state in found]
-            fold.interpolation = self.state.averaging.interpolation
+        fold.iterates, fold.interpolation = iterates, self.state.averaging.interpolation
         self.folds.append(fold)
         return fold
 
     def cancel_folds(self) -> None:
         """Take out what a step has folded in before it failed."""
-        pointed = {fold.params[i] for fold in self.folds for i in fold.pointed}
+        pointed = _pointed(self.folds)
         for fold in self.folds:
             fold.undo()
         self.folds = []
-        self._to_gradient_point(pointed, undone=bool(pointed))
+        self._to_gradient_point(pointed, undone=True)
 
     def _host_weight(self) -> float | None:
         if self._rejection_is_on_device():
@@ -664,8 +696,9 @@ def fold_into(
     return None
 
 
+@_torch.disable_dynamo
 def step_from_iterates(optimizer: Optimizer, params: list[Tensor]) -> None:
-    """Replace the weights by the iterates, if an average of the optimizer interpolates.
+    """Replace the weights by the iterates, if the optimizer's built-in average interpolates.
 
     A kernel that can step from the iterates themselves does not need this. A step that GradScaler
     has rejected does not, either: the weights stay.
@@ -674,13 +707,12 @@ def step_from_iterates(optimizer: Optimizer, params: list[Tensor]) -> None:
         optimizer: The optimizer that steps.
         params: The parameters that the step is about to update.
     """
-    registry: Attached | None = optimizer.__dict__.get(AVERAGES)
-    for sampler in registry.samplers if registry is not None else ():
-        if sampler.state.iterate is None or not sampler.state.built_in:
-            continue
-        found_inf: Tensor | None = getattr(optimizer, "found_inf", None)
-        if found_inf is None or not _torch.is_on_host(found_inf) or not bool(found_inf):
-            sampler.to_iterate(params)
+    found_inf: Tensor | None = getattr(optimizer, "found_inf", None)
+    if found_inf is not None and _torch.is_on_host(found_inf) and bool(found_inf):
+        return
+    for sampler in attached(optimizer).samplers:
+        if sampler.state.iterate is not None and sampler.state.built_in:
+            sampler.step_from_iterates(params)
 
 
 def cancel_folds(optimizer: Optimizer) -> None:
@@ -749,6 +781,11 @@ def _real(tensor: Tensor) -> Tensor:
 
 def _are_same(some: list[Tensor], others: list[Tensor]) -> bool:
     return len(some) == len(others) and all(map(is_, some, others))
+
+
+def _pointed(folds: list[Fold]) -> set[Tensor]:
+    """Return the parameters that kernels have moved between iterate and average."""
+    return {fold.params[i] for fold in folds if fold.is_pointed for i in fold.folded}
 
 
 def _rest(params: list[Tensor], folds: list[Fold]) -> list[Tensor]:

@@ -41,6 +41,7 @@ class State:
         overlap: Folds samples in on the host while the device continues, if the plan says so.
         sharded: One averaged parameter per device mesh. Its processes agree on a sample.
         warned: The kinds of warnings that were shown.
+        at_iterate: The parameters that hold the iterate during a step that interpolates.
     """
 
     def __init__(self, optimizers: list[Optimizer], averaging: Averaging, store: Store) -> None:
@@ -56,6 +57,7 @@ class State:
             self.overlap = OverlappedFold()
         self.sharded: list[Tensor] = []
         self.warned: set[str] = set()
+        self.at_iterate: dict[Tensor, None] = {}
         self._allocated: tuple[list[bool], int] = ([], 0)  # who was trainable; size of the state
         self._with_buffers: list[Tensor] | None = None
 
@@ -139,6 +141,16 @@ class State:
         filled = buffers[: int(self.tracker.counters.get()[0])]
         return torch.stack(filled).mean(0)  # one parameter at a time
 
+    def iterate_of(self, p: Tensor) -> Tensor | None:
+        """Return this process's shard of a parameter's iterate, or None if the weights are it.
+
+        Args:
+            p: The parameter.
+        """
+        if self.iterate is None or self.iterate not in self.store.table.get(p, ()):
+            return None
+        return self.buffer(p, self.iterate) if self.tracker.counters.get()[0] else None
+
     def is_in_use(self) -> bool:
         """Return True if averaging has begun, or there are samples, as far as the host knows."""
         return self.tracker.clock.known[0] != 0 or self.tracker.counters.known[0] > 0
@@ -154,6 +166,7 @@ class State:
             params: The parameters. Those without new buffers lose theirs.
         """
         self.wait()
+        self.at_iterate = {}  # the weights may be loaded, too
         for p in params:
             self.store.replace(p, buffers.get(p, {}))
         self.tracker.progress = progress

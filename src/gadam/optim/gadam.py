@@ -30,6 +30,10 @@ class _Averaged(Padam):
         """The running average of the iterates."""
         return self._average
 
+    @property
+    def _interpolates(self) -> bool:  # type: ignore[override]
+        return self._average.averaging.interpolation > 0
+
     def state_dict(self) -> dict[str, Any]:
         """Return the optimizer's state, its average included."""
         self._average.publish()

@@ -175,6 +175,8 @@ class Padam(Optimizer):
         # A subclass with another step() could still change the weights after the kernel's pass.
         cls._has_own_step = inspect.unwrap(cls.step) is inspect.unwrap(Padam.step)
 
+    _interpolates = False  # whether an average in its own state moves the weights
+
     def __init__(
         self,
         params: ParamsT,
@@ -410,7 +412,7 @@ class Padam(Optimizer):
                 state_steps,
             )
 
-            if not torch.compiler.is_compiling():
+            if self._interpolates:
                 step_from_iterates(self, params_with_grad)
             verdict = padam(
                 params_with_grad,
@@ -492,7 +494,7 @@ class Padam(Optimizer):
             weight = fold.host_weight()
             averages = fold.averages if weight is not None else None
         iterates = fold.iterates if fold is not None and weight is not None else None
-        if iterates is None or not launch.supports_iterates(iterates):
+        if self._interpolates and (iterates is None or not launch.supports_iterates(iterates)):
             iterates = None
             step_from_iterates(self, params)
         finite = launch.step(
@@ -514,7 +516,7 @@ class Padam(Optimizer):
         )
         if fold is not None and weight is not None:
             fold.folded, fold.finite, fold.weight = list(range(len(params))), finite, weight
-            fold.pointed = fold.folded if iterates is not None else []
+            fold.is_pointed = iterates is not None
         return finite
 
     def _fold_into(

@@ -366,9 +366,11 @@ def _cpu_kernel_step(
         averages = [local(fold.averages[i]) for i in indices]
         weight = fold.host_weight() if launch.supports_averages(averages) else None
     iterates = None
+    # All parameters of the fold, or none: they must be of one type.
     if fold is not None and fold.iterates is not None and weight is not None:
         iterates = [local(fold.iterates[i]) for i in indices]
-        iterates = iterates if launch.supports_iterates(iterates) else None
+        if len(indices) < len(fold.params) or not launch.supports_iterates(iterates):
+            iterates = None
     options = {k: v for k, v in kwargs.items() if k not in _NOT_FOR_KERNELS}
     finite = launch.step(
         grads,
@@ -382,7 +384,7 @@ def _cpu_kernel_step(
     )
     if fold is not None and weight is not None:
         fold.folded += indices
-        fold.pointed += indices if iterates is not None else []
+        fold.is_pointed = iterates is not None
         fold.weight = weight
         fold.finite &= finite
     return finite
