@@ -278,14 +278,25 @@ def _ablation(workload: Workload, records: list[Record]) -> Document:
                 "error": error,
             }
         )
+    # The switches interact: each effect is given for both positions of another switch.
+    between, plain = "gradient between iterate and average", "without momentum"
     switches = {
-        "gradient between iterate and average": ("between/", "iterate/"),
-        "momentum": ("/momentum/", "/plain/"),
-        "weight on late iterates": ("/late", "/uniform"),
+        f"{between}, {plain}": ("between/", "iterate/", "/plain/"),
+        f"{between}, with momentum": ("between/", "iterate/", "/momentum/"),
+        "momentum, gradient at the iterate": ("/momentum/", "/plain/", "iterate/"),
+        "momentum, gradient between": ("/momentum/", "/plain/", "between/"),
+        f"weight on late iterates, gradient at the iterate, {plain}": (
+            *("/late", "/uniform"),
+            "iterate/plain",
+        ),
+        f"weight on late iterates, gradient between, {plain}": (
+            *("/late", "/uniform"),
+            "between/plain",
+        ),
     }
     effects: dict[str, Document] = {}
-    for switch, (on, off) in switches.items():
-        pairs = [(v, v.replace(on, off)) for v in VARIANTS if on in v]
+    for switch, (on, off, condition) in switches.items():
+        pairs = [(v, v.replace(on, off)) for v in VARIANTS if on in v and condition in v]
         effects[switch] = _effect([(test.get(a, {}), test.get(b, {})) for a, b in pairs])
     first = "between/plain/uniform"
     effects["warm-up"] = _effect([(test.get(first, {}), test.get(f"{first} cold", {}))])

@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import Literal
 
 from benchmarks.evidence import tuning
-from benchmarks.evidence.contenders import GADAM, GADAMX, Reading, value
+from benchmarks.evidence.contenders import GADAM, GADAMX, INTERPOLATED, Reading, value
 from benchmarks.evidence.harness import OWN, Record
 from benchmarks.evidence.results import FOLDER
 from benchmarks.evidence.statistics import Paired, holm, sign_test, stouffer, unpaired
@@ -188,6 +188,9 @@ def _duels(evidence: Evidence) -> list[Claim]:
         "Averaging beats Schedule-Free.": [
             (GADAM, "Schedule-Free AdamW"),
             (GADAMX, "Schedule-Free AdamW"),
+        ],
+        "GadamX with interpolation beats Schedule-Free.": [
+            (INTERPOLATED[1], "Schedule-Free AdamW"),
         ],
         "Averaging beats GPA.": [(GADAM, "GPA-AdamW, cosine"), (GADAMX, "GPA-AdamW, cosine")],
         "Averaging needs decoupled weight decay.": [(GADAM, "Adam with L2, average")],
