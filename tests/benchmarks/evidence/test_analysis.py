@@ -127,7 +127,7 @@ def test_means_and_paired_differences(summary: dict[str, Any]) -> None:
 
 def test_verdicts(summary: dict[str, Any]) -> None:
     assert claim(summary, "beats decaying")["verdict"] == "holds"
-    assert claim(summary, "Schedule-Free")["verdict"] == "holds"
+    assert claim(summary, "Averaging beats Schedule-Free")["verdict"] == "holds"
     assert claim(summary, "as good.")["verdict"] == "holds"  # the stride costs 0.2 points
     assert claim(summary, "GadamAuto")["verdict"] == "holds"
     # One start costs 2.2 points, the other 0.2.
@@ -181,7 +181,7 @@ def test_a_rival_that_leads_is_said_to_lead(
     monkeypatch.setitem(TRUTH, "schedule-free-adamw", (90.0, math.nan))
     records = {"fashion-noisy": finished(tasks["fashion-noisy"]), "ablation": []}
     found = analysis.summarize(records.__getitem__)
-    assert claim(found, "Schedule-Free")["verdict"] == "does not hold"
+    assert claim(found, "Averaging beats Schedule-Free")["verdict"] == "does not hold"
     assert claim(found, "beats decaying")["verdict"] == "holds"
 
 
