@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from math import atanh, tanh
 from statistics import correlation, fmean, median, stdev
@@ -48,6 +48,13 @@ CONTENDERS = (
     "torch AdamW fused + AveragedModel",
     "schedulefree AdamW",
     "pytorch_optimizer PAdam",
+)
+# The rows of the table about gradients between the iterate and its average.
+INTERPOLATED = (
+    "torch AdamW fused",
+    "Gadam, a sample every step",
+    "Gadam, interpolated",
+    "schedulefree AdamW",
 )
 
 _OUTCOMES = ("tried", "lost", "wrong")
@@ -91,16 +98,21 @@ SHARPNESS = {
 # ------------------------------------------------------------------------------------- benchmarks
 
 
-def step_time() -> str:
-    """Return the time of a step relative to torch's fused AdamW, with a column per network."""
-    report = _read("step-time")
+def step_time(name: str, contenders: Sequence[str]) -> str:
+    """Return the time of a step relative to torch's fused AdamW, with a column per network.
+
+    Args:
+        name: The name of the results file.
+        contenders: The rows.
+    """
+    report = _read(name)
     networks, machine, versions = report["networks"], report["machine"], report["versions"]
     first = networks[0]
     rows = []
-    for name in CONTENDERS:
-        ratios = [f"{network['results'][name]['ratio']:.2f}" for network in networks]
-        state = first["results"][name]["state bytes per parameter"]
-        rows.append([name, *ratios, f"{state:.0f}"])
+    for row in contenders:
+        ratios = [f"{network['results'][row]['ratio']:.2f}" for network in networks]
+        state = first["results"][row]["state bytes per parameter"]
+        rows.append([row, *ratios, f"{state:.0f}"])
     base = ", ".join(
         f"{network['results']['torch AdamW fused']['milliseconds']:.1f} ms" for network in networks
     )
@@ -109,13 +121,14 @@ def step_time() -> str:
         *(network["network"] for network in networks),
         "state, bytes per parameter",
     ]
+    packages = [f"{package} {versions[package]}" for package in versions if versions[package]]
+    packages = [one for one in packages if not one.startswith("gadam ")]
     caption = (
         f"Medians of {first['repetitions']} interleaved repetitions in float32 on "
         f"{machine['threads']} threads ({machine['processor']}, {machine['kernel']}), with "
-        f"torch {versions['torch']}, schedulefree {versions['schedulefree']}, and "
-        f"pytorch_optimizer {versions['pytorch_optimizer']}. A step of torch's fused AdamW takes "
-        f"{base}. Source: `results/step-time.json`, written by `gadam bench --threads "
-        f"{machine['threads']} --repetitions {first['repetitions']} --out results/step-time.json`. "
+        f"{', '.join(packages)}. A step of torch's fused AdamW takes "
+        f"{base}. Source: `results/{name}.json`, written by `gadam bench --threads "
+        f"{machine['threads']} --repetitions {first['repetitions']} --out results/{name}.json`. "
         "The machine is shared: memory bandwidth and clock speed vary by a third within minutes, "
         "and ratios by a tenth."
     )
@@ -608,7 +621,8 @@ def _read_files(name: str) -> dict[str, Json]:
 TABLES: dict[str, Callable[[], str]] = {
     "experiments": reproduction.index,
     "reproduced": reproduction.results,
-    "step-time": step_time,
+    "step-time": lambda: step_time("step-time", CONTENDERS),
+    "step-time-interpolated": lambda: step_time("step-time-interpolated", INTERPOLATED),
     "compare": lambda: compare("compare", answer=True),
     "fig2c": lambda: compare("fig2c"),
     "errata": errata,
