@@ -58,8 +58,8 @@ def answer() -> str:
         ranking = "; ".join(f"{row['label']} {_mean(row)}" for row in best)
         rivals = [row for row in final if not row["label"].startswith(OURS)]
         lines.append(f"- **{task['title']}** (test {task['metric']}): {ranking}.")
-        if rivals:
-            lines[-1] += f" {_against(rivals[0])}"
+        if rivals and (compared := _against(rivals[0])):
+            lines[-1] += f" {compared}"
         if task["remaining runs"]:
             lines[-1] += f" About {task['remaining runs']} runs remain."
     if waiting:
@@ -170,7 +170,8 @@ def _summary(tasks: int, behind: list[str]) -> str:
     for claim in _read()["claims"]:
         for beginning, words in MAIN_CLAIMS.items():
             if claim["text"].startswith(beginning):
-                reason = claim["reason"].rstrip(".")
+                first = claim["reason"].split(". ")[0].rstrip(".")  # the pooled test
+                reason = first[:1].lower() + first[1:]
                 verdicts.append(f"{words}: *{claim['verdict']}* ({reason})")
     ahead = f"on {'; '.join(behind)}" if behind else "on none of these tasks"
     return (
