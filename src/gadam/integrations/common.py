@@ -79,7 +79,7 @@ def attach(
         >>> attach(optimizer, None, steps=100) is optimizer.average
         True
         >>> attach(torch.optim.SGD(params, lr=0.1), None, steps=100).averaging.start
-        50
+        75
     """
     own = average_of(optimizer)
     if own is not None:
