@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.optim import Optimizer
 
 import gadam
-from gadam.average.sampling import Sampler
+from gadam.average.point import GradientPoint
 from gadam.optim import cpu
 from oracle import ScalarPadam
 
@@ -149,13 +149,13 @@ def test_the_kernel_moves_the_weights_in_its_own_pass(monkeypatch: pytest.Monkey
     model = network(torch.float32)
     optimizer, average = built_in(model)
     copied: list[int] = []
-    to_iterate = Sampler.to_iterate
+    to_iterate = GradientPoint.to_iterate
 
-    def counted(self: Sampler, params: list[Tensor]) -> None:
+    def counted(self: GradientPoint, params: list[Tensor]) -> None:
         copied.append(len(params))
         to_iterate(self, params)
 
-    monkeypatch.setattr(Sampler, "to_iterate", counted)
+    monkeypatch.setattr(GradientPoint, "to_iterate", counted)
     train(model, optimizer, batches(torch.float32)[:4])  # the first two samples have a large weight
     assert average.count == 2
     copied.clear()

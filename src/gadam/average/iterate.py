@@ -189,7 +189,7 @@ class IterateAverage:
 
         If the plan interpolates, the weights become the iterate.
         """
-        self._sampler.restore_iterates()
+        self._sampler.point.remove()
         self._sampler.detach(self)
         self._state.store.close()
 

@@ -7,7 +7,7 @@ average's :class:`~gadam.average.state.State`. All averages of an optimizer are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import is_
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,6 +21,7 @@ from gadam import _torch
 from gadam._dtensor import agree, all_finite, all_reduce_min, any_nonzero, finite_flag, local
 from gadam.average.fold import Fold
 from gadam.average.loading import Loader
+from gadam.average.point import GradientPoint, real
 from gadam.average.state import State
 from gadam.average.store import InOptimizer, params_of
 from gadam.average.wrappers import AVERAGES
@@ -57,10 +58,13 @@ class Sampler:
         folds: What kernels have folded in during the current step.
         after_global_hooks: Whether the sample of this step is taken in a global hook.
         on_step: Called after a step that counts, and its sample.
+        is_edited: Whether other hooks may edit the weights after the current step.
+        point: The point of the gradient, if the plan interpolates.
     """
 
     def __init__(self, state: State, loader: Loader) -> None:
         self.state, self._loader = state, loader
+        self.point = GradientPoint(state)
         self.folds: list[Fold] = []
         self.after_global_hooks = False
         self.on_step: Callable[[], None] = _do_nothing
@@ -68,7 +72,7 @@ class Sampler:
         self._trained = False  # whether one of them had a gradient
         self._rejected: Tensor | None = None  # GradScaler's verdict on their steps
         self._foldable = False
-        self._edited = False  # whether other hooks may edit the weights after this step
+        self.is_edited = False
         self._handles: list[RemovableHandle] = []
 
     def attach(self, average: IterateAverage | None = None) -> None:
@@ -127,7 +131,7 @@ class Sampler:
             )
         self._loader.arrive()
         attached(optimizer).finite = None
-        self._edited = self._move_hooks_to_the_end(optimizer)
+        self.is_edited = self._move_hooks_to_the_end(optimizer)
         if self.state.averaging.start is not None or self.state.is_in_use():
             self.state.allocate()
         if isinstance(self.state.store, InOptimizer) and not self.state.store.is_published():
@@ -136,11 +140,11 @@ class Sampler:
         self._foldable = (
             len(self.state.optimizers) == 1
             and self.state.overlap is None
-            and not self._edited
+            and not self.is_edited
             and len(self.state.slots) == 1
             and self._may_be_due(optimizer)
         )
-        return self._before_interpolated_step(args, kwargs)
+        return self.point.before_step(args, kwargs)
 
     def _move_hooks_to_the_end(self, optimizer: Optimizer) -> bool:
         """Make the sample include what other hooks do: a projection, a pruning mask.
@@ -199,7 +203,7 @@ class Sampler:
         pointed = _pointed(folds)
         self._count_and_sample(optimizer)
         # A kernel may have moved the weights toward an average that was then undone.
-        self._to_gradient_point(pointed, any(fold.is_undone for fold in folds))
+        self.point.leave_iterate(pointed, any(fold.is_undone for fold in folds))
 
     def _count_and_sample(self, optimizer: Optimizer) -> None:
         clock = self.state.tracker.clock
@@ -273,13 +277,13 @@ class Sampler:
         self._loader.arrive()
         self.state.allocate()
         params = self.state.averaged()
-        self.to_iterate(params)
+        self.point.to_iterate(params)
         finite = all_finite(params)
         if finite:
             self._sample(params)
         else:
             self._skip()
-        self._to_gradient_point()
+        self.point.leave_iterate()
         return finite
 
     def _take_sample(self, due: Tensor | None = None, accepted: Tensor | None = None) -> None:
@@ -294,7 +298,7 @@ class Sampler:
         self.folds = []
         if self.state.iterate is not None:  # also of parameters without a gradient in this step
             pointed = _pointed(folds)
-            self.to_iterate([p for p in params if p not in pointed])
+            self.point.to_iterate([p for p in params if p not in pointed])
         if any(fold.not_finite is None for fold in folds):
             self._settle_on_host(folds, params)
             return
@@ -312,7 +316,7 @@ class Sampler:
 
     def _kernels_verdict(self, params: list[Tensor]) -> bool | None:
         """Return whether the parameters are finite, if the optimizer's kernel has seen them all."""
-        if len(self.state.optimizers) > 1 or self._edited:
+        if len(self.state.optimizers) > 1 or self.is_edited:
             return None
         finite: bool | None = getattr(self.state.optimizers[0], "_finite", None)
         return None if any(p.grad is None for p in params) else finite
@@ -381,8 +385,8 @@ class Sampler:
     def _start_overlapped(self, params: list[Tensor], name: str, weight: float | Tensor) -> None:
         """Fold these parameters into the average on the host, while the device continues."""
         assert self.state.overlap is not None
-        averages = [_real(self.state.buffer(p, name)) for p in params]
-        samples = [_real(local(p).detach()) for p in params]
+        averages = [real(self.state.buffer(p, name)) for p in params]
+        samples = [real(local(p).detach()) for p in params]
         self.state.overlap.start(averages, samples, weight)
 
     def _skip(self) -> None:
@@ -440,122 +444,6 @@ class Sampler:
             )
         )
 
-    # -------------------------------------------------------------------------------- interpolation
-
-    def _before_interpolated_step(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Make the step start from the iterate, and a closure evaluate at the gradient's point.
-
-        Returns:
-            New arguments of ``step()``, or None if they stay.
-        """
-        if self.state.iterate is None or self.state.built_in:
-            return None  # the optimizer itself steps from the iterate: see step_from_iterates
-        closure = args[1] if len(args) > 1 else kwargs.get("closure")
-        if closure is None:
-            self.to_iterate(self.state.averaged())
-            return None
-        called = False
-
-        def evaluate() -> object:
-            nonlocal called
-            if called:
-                raise RuntimeError(
-                    "Interpolation needs an optimizer that evaluates its closure once per step."
-                )
-            called = True
-            loss = closure()
-            self.to_iterate(self.state.averaged())
-            return loss
-
-        if len(args) > 1:
-            return (args[0], evaluate, *args[2:]), kwargs
-        return args, {**kwargs, "closure": evaluate}
-
-    def step_from_iterates(self, params: list[Tensor]) -> None:
-        """Replace the weights that a step updates, or hooks after it may edit, by the iterates.
-
-        Args:
-            params: The parameters that the step is about to update.
-        """
-        self.to_iterate(self.state.averaged() if self._edited else params)
-
-    @torch.no_grad()
-    def to_iterate(self, params: list[Tensor]) -> None:
-        """Replace weights, which are the point of the gradient, by the iterate.
-
-        Without a sample there is no average yet, and the weights are the iterate.
-
-        Args:
-            params: The parameters. Those that are frozen or not averaged stay.
-        """
-        name, table = self.state.iterate, self.state.store.table
-        params = [
-            p
-            for p in params
-            if p.requires_grad and p not in self.state.at_iterate and name in table.get(p, ())
-        ]
-        self.state.at_iterate.update(dict.fromkeys(params))
-        counters = self.state.tracker.counters
-        if not params or (counters.on_host and not counters.known[0]):
-            return
-        weights, iterates = self._weights(params), self._iterates(params)
-        if not counters.on_host:
-            has_samples = counters.on(weights[0].device)[0] > 0
-            iterates = [
-                torch.where(has_samples.to(w.device), z, w) for w, z in zip(weights, iterates)
-            ]
-        _torch.foreach_copy_(weights, iterates)
-
-    @torch.no_grad()
-    def _to_gradient_point(self, pointed: Collection[Tensor] = (), undone: bool = False) -> None:
-        """Store the iterates, and replace the weights by points between them and the average.
-
-        Args:
-            pointed: Parameters for which a kernel has done both.
-            undone: Whether to move these again, because the average has changed since.
-        """
-        if self.state.iterate is None:
-            return
-        params = [p for p in self.state.at_iterate if p not in pointed]
-        self.state.at_iterate = {}
-        if params:
-            _torch.foreach_copy_(self._iterates(params), self._weights(params))
-        if undone and pointed:
-            _torch.foreach_copy_(self._weights([*pointed]), self._iterates([*pointed]))
-            params += pointed
-        counters = self.state.tracker.counters
-        if counters.on_host and not counters.known[0]:
-            return
-        share: float | Tensor = self.state.averaging.interpolation
-        for p, weight in zip(params, self._weights(params)):
-            average = _real(self.state.buffer(p, self.state.slots[0]))
-            if not counters.on_host:
-                has_samples = (counters.on(weight.device)[0] > 0).to(average.dtype)
-                share = has_samples * self.state.averaging.interpolation
-            if weight.dtype == average.dtype:
-                weight.lerp_(average, share)
-            else:
-                weight.copy_(weight.to(average.dtype).lerp_(average, share))
-
-    def restore_iterates(self) -> None:
-        """Replace the weights by the iterates for good."""
-        if self.state.iterate is None:
-            return
-        params = self.state.averaged()
-        self.to_iterate(params)
-        self.state.at_iterate = {}
-        for p in params:
-            self.state.store.table[p].pop(self.state.iterate, None)
-
-    def _weights(self, params: list[Tensor]) -> list[Tensor]:
-        return [_real(local(p).detach()) for p in params]
-
-    def _iterates(self, params: list[Tensor]) -> list[Tensor]:
-        assert self.state.iterate is not None
-        return [_real(self.state.buffer(p, self.state.iterate)) for p in params]
-
     # -------------------------------------------------------------------------------------- kernels
 
     def fold_into(
@@ -599,7 +487,7 @@ class Sampler:
         for fold in self.folds:
             fold.undo()
         self.folds = []
-        self._to_gradient_point(pointed, undone=True)
+        self.point.leave_iterate(pointed, undone=True)
 
     def _host_weight(self) -> float | None:
         if self._rejection_is_on_device():
@@ -712,7 +600,8 @@ def step_from_iterates(optimizer: Optimizer, params: list[Tensor]) -> None:
         return
     for sampler in attached(optimizer).samplers:
         if sampler.state.iterate is not None and sampler.state.built_in:
-            sampler.step_from_iterates(params)
+            # Hooks may edit parameters that the step does not update.
+            sampler.point.to_iterate(sampler.state.averaged() if sampler.is_edited else params)
 
 
 def cancel_folds(optimizer: Optimizer) -> None:
@@ -773,10 +662,6 @@ def _may_edit(hook: Callable[..., object]) -> bool:
         return False
     edits: Callable[[], bool] | None = getattr(owner, "edits_weights_after_this_step", None)
     return edits is None or edits()
-
-
-def _real(tensor: Tensor) -> Tensor:
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def _are_same(some: list[Tensor], others: list[Tensor]) -> bool:
