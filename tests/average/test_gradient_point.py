@@ -480,6 +480,20 @@ def test_a_plan_may_begin_to_interpolate_but_not_stop(make: Callable[..., Any]) 
         without.load_state_dict(later.state_dict())
 
 
+@MAKERS
+def test_loading_an_averaged_model_keeps_the_iterate(make: Callable[..., Any]) -> None:
+    model = network()
+    optimizer, average = make(model)
+    train(model, optimizer, batches())
+    before = iterates_of(model, average)
+    theirs = torch.optim.swa_utils.AveragedModel(network())
+    theirs.update_parameters(network())
+    average.load_averaged_model(theirs.state_dict(), model)
+    optimizer.param_groups[0].update(lr=0.0, weight_decay=0.0)
+    train(model, optimizer, batches()[:1])
+    assert same(before, iterates_of(model, average))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

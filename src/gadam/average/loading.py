@@ -135,12 +135,10 @@ class Loader:
         saved = {
             p: {self.state.slots[0]: state_dict[f"module.{name}"]} for p, name in names.items()
         }
-        for p, buffers in saved.items():
-            iterate = self.state.iterate_of(p)
-            if iterate is not None:
-                buffers[self.state.store.iterate_key] = self.state.store.slots(p)[
-                    self.state.store.iterate_key
-                ]
+        iterate = self.state.store.iterate_key
+        for p, buffers in saved.items():  # the weights of the model are not the iterate
+            if self.state.iterate_of(p) is not None:
+                buffers[iterate] = self.state.store.slots(p)[iterate]
         self.install(progress, self._prepare(progress, saved), True, self.state.params())
 
     def take_from(
@@ -319,11 +317,8 @@ class Loader:
                         f"The saved average has shape {tuple(buffers[name].shape)}, but the "
                         f"parameter has {tuple(p.shape)}."
                     )
-                dtype, device = (
-                    self.state.averaging.dtype_for(p),
-                    self.state.averaging.device_for(p),
-                )
-                buffer = new_like(p, p.dtype if name == iterate else dtype, device)
+                dtype = p.dtype if name == iterate else self.state.averaging.dtype_for(p)
+                buffer = new_like(p, dtype, self.state.averaging.device_for(p))
                 local(buffer).copy_(local(buffers[name], like=p))
                 prepared[p][name] = buffer
         if not prepared:

@@ -543,12 +543,13 @@ class Averaging:
 
         The paper averages the last half, ``last=0.5``: it starts at epoch 161 of 300, 100 of 200
         and 30 of 50. In our comparisons on real data, later starts were better wherever the loss
-        still fell in the second half of training. An EMA with a half-life of 5 % of the steps did
-        as well, and so did ``PowerEMA(0.1)`` from the first step.
+        still fell in the second half of training, and worse where the network overfit early. An EMA
+        with a half-life of 5 % of the steps, and ``PowerEMA(0.1)`` from the first step, did as well
+        as the last quarter.
 
-        Samples are as far apart as the paper's, one per epoch in runs of 300 epochs, for the last
-        half. For any other part, they are as many: about 150. Sampling more often changes the
-        result little, because nearby iterates are nearly the same, and costs time.
+        The plan takes about 150 samples, as the paper does with one per epoch in the last half of
+        300 epochs. Sampling more often changes the result little, because nearby iterates are
+        nearly the same, and costs time.
 
         The learning rate must stay high while averaging, so that the iterates differ. A schedule
         that decays to zero leaves little to average:

@@ -31,7 +31,7 @@ class _Averaged(Padam):
         return self._average
 
     @property
-    def _interpolates(self) -> bool:  # type: ignore[override]
+    def _interpolates(self) -> bool:
         return self._average.averaging.interpolation > 0
 
     def state_dict(self) -> dict[str, Any]:

@@ -175,7 +175,10 @@ class Padam(Optimizer):
         # A subclass with another step() could still change the weights after the kernel's pass.
         cls._has_own_step = inspect.unwrap(cls.step) is inspect.unwrap(Padam.step)
 
-    _interpolates = False  # whether an average in its own state moves the weights
+    @property
+    def _interpolates(self) -> bool:
+        """Whether an average in the optimizer's own state moves the weights between steps."""
+        return False
 
     def __init__(
         self,
