@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 
 from gadam.runs.files import Document
@@ -116,9 +116,7 @@ def _gain(task: Document, ours: Document, other: Document | None) -> str:
         return ""
     scale = 100 / other["mean"] if task["metric"] == "perplexity" else 1
     unit = " %" if task["metric"] == "perplexity" else ""
-    low, high = sorted(-scale * end for end in one["interval"])
-    gain = f"{-scale * one['mean']:+.1f}{unit}"
-    return f"{f'**{gain}**' if low > 0 or high < 0 else gain} ({low:+.1f} to {high:+.1f})"
+    return _with_interval(-scale * one["mean"], [-scale * end for end in one["interval"]], unit)
 
 
 COLUMNS = ("GadamX", "Gadam", "AdamW, cosine, average", "Schedule-Free AdamW", "AdamW, cosine")
@@ -410,34 +408,71 @@ def pilot() -> str:
 
 
 def costs() -> str:
-    """Return the CPU time of a step, and of a whole run, compared with AdamW."""
+    """Return the CPU time of whole runs, compared with AdamW."""
     found = json.loads((RESULTS / "evidence" / "costs.json").read_text())
-    point = found["refresh"] + found["evaluate"]
-    base = found["step"]["AdamW"]
-    whole = {
-        label: found["run"] * step + EVALUATIONS * point for label, step in found["step"].items()
-    }
-    rows = []
-    for label, step in found["step"].items():
-        relative = whole[label] / whole["AdamW"]
-        more = label.endswith(")")  # it is compared with its base: both points are evaluated
-        both = (whole[label] + EVALUATIONS * point * more) / whole["AdamW"]
-        rows.append([label, f"{step / base:.2f}", f"{relative:.2f}", f"{both:.2f}"])
-    header = [
-        "method",
-        "step, relative to AdamW",
-        "run, one point evaluated",
-        "run, iterate and average evaluated",
+    measured = {name: found["tasks"][name] for name in TASKS if name in found["tasks"]}
+    rows = [
+        [label, *(f"{one['run'][label] / one['run']['AdamW']:.2f}" for one in measured.values())]
+        for label in next(iter(measured.values()))["run"]
     ]
+    more = [EVALUATIONS * one["evaluation"] / one["run"]["AdamW"] for one in measured.values()]
+    rows.append(["if a second point is evaluated", *(f"+{part:.2f}" for part in more)])
+    steps = [one["step"]["AdamW"] for one in measured.values()]
     caption = (
-        f"CPU time of one thread on CIFAR-100N: medians of {found['steps']} interleaved steps of "
-        f"{found['run']} per run, and {EVALUATIONS} evaluations per point with a BatchNorm refresh "
-        f"({found['refresh']:.0f} ms) and the validation images ({found['evaluate']:.0f} ms); a "
-        f"step of AdamW takes {base:.0f} ms. Measured on a quiet machine with torch "
-        f"{found['torch']} by `python -m benchmarks.evidence costs`; ratios vary by some percent. "
-        "Source: `results/evidence/costs.json`."
+        "CPU time of whole runs on one thread, relative to AdamW: the steps, with a sample of the "
+        f"average in each, and {EVALUATIONS} evaluations of one point on validation data, with a "
+        f"BatchNorm refresh. From medians of {found['measured steps']} interleaved steps; a step "
+        f"of AdamW takes {min(steps):.0f} to {max(steps):.0f} ms. Measured on a quiet machine with "
+        f"torch {found['torch']} and the kernel for {found['backend']}, by `python -m "
+        "benchmarks.evidence costs`; ratios vary by some percent. Source: "
+        "`results/evidence/costs.json`."
     )
-    return _table(header, rows, caption)
+    return _table(["method", *measured], rows, caption)
+
+
+def equal_time() -> str:
+    """Return the gains of the best of ours at the steps that fit into the rival's time."""
+    rows = []
+    for name in TASKS:
+        task, compared = _task(name), _read()["equal time"].get(name, {})
+        final = {row["label"]: row for row in task["rows"] if _is_final(row, task)}
+        ours = _best(task, [final[label] for label in CHAMPIONS if label in final])
+        if ours is None or ours["label"] not in compared:
+            continue
+        gains = compared[ours["label"]]
+        decayed = _best(task, [row for row in final.values() if not row["averaged"]])
+        rivals = ["AdamW, cosine", decayed["label"] if decayed else "", "Schedule-Free AdamW"]
+        cells = [_gain_at_equal_time(task, gains.get(rival)) for rival in rivals]
+        if decayed is not None:
+            cells[1] += f" ({decayed['label']})"
+        shares = [gains[rival]["share"] for rival in rivals if rival in gains]
+        lost = [gains[rival]["cost"] for rival in rivals if rival in gains]
+        fewer = f"{100 * (1 - min(shares)):.1f} %" if shares else ""
+        cost = f"{max(lost):.2f}" if lost else ""
+        rows.append([task["title"], ours["label"], fewer, cost, *cells])
+    header = ["task", "best of ours", "fewer steps, at most", "what they cost"]
+    header += ["− AdamW, cosine", "− best decayed rate", "− Schedule-Free AdamW"]
+    caption = (
+        "Validation metrics over the final seeds, in points of accuracy or in percent of the "
+        "perplexity, with 95% intervals, paired by seed; positive is better. Ours is an EMA with a "
+        "half-life of 5% of the steps, or the interpolated average, read where its run has taken "
+        "as long as the rival's."
+    )
+    return _table(header, rows, caption, left=2) if rows else "No final runs yet."
+
+
+def _gain_at_equal_time(task: Document, one: Document | None) -> str:
+    if one is None:
+        return ""
+    unit = " %" if task["metric"] == "perplexity" else ""
+    return _with_interval(one["mean"], one["interval"], unit)
+
+
+def _with_interval(mean: float, interval: Sequence[float], unit: str) -> str:
+    """Return a gain and its interval. It is bold if the interval does not contain zero."""
+    low, high = sorted(interval)
+    gain = f"{mean:+.1f}{unit}"
+    return f"{f'**{gain}**' if low > 0 or high < 0 else gain} ({low:+.1f} to {high:+.1f})"
 
 
 def ablation() -> str:
@@ -497,6 +532,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "evidence-grids": grids,
     "evidence-untuned": untuned,
     "evidence-costs": costs,
+    "evidence-equal-time": equal_time,
     "evidence-pilot": pilot,
     "evidence-averages-held": partial(averages, "held"),
     "evidence-averages-cosine": partial(averages, "cosine"),

@@ -11,6 +11,9 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
+import gadam
 from benchmarks.evidence import harness, pilot, results, tuning
 from benchmarks.evidence.harness import Record, Trial
 from benchmarks.evidence.tasks import TASKS, Workload
@@ -106,10 +109,15 @@ def status(workloads: list[Workload], folder: Path, workers: int) -> None:
 
 
 def costs(workloads: list[Workload], folder: Path, workers: int) -> None:
-    """Measure the CPU time of steps and evaluations on CIFAR-100N, in this process."""
-    from benchmarks.evidence.costs import measure
+    """Measure the CPU time of steps and evaluations in this process, on a quiet machine."""
+    from benchmarks.evidence.costs import STEPS, measure
 
-    found = measure(TASKS["cifar100n-5k"], steps=60)
+    found = {
+        "torch": torch.__version__,
+        "backend": gadam.backends()["cpu"],
+        "measured steps": STEPS,
+        "tasks": {one.name: measure(one) for one in workloads if one.name != "ablation"},
+    }
     write_atomically(folder / "costs.json", (to_json(found, indent=1) + "\n").encode())
 
 
@@ -119,7 +127,8 @@ def analyze(workloads: list[Workload], folder: Path, workers: int) -> None:
 
     from benchmarks.evidence import analysis, figures
 
-    summary = analysis.summarize(lambda task: results.read(task, folder))
+    costs = json.loads((folder / "costs.json").read_text())["tasks"]
+    summary = analysis.summarize(lambda task: results.read(task, folder), costs)
     write_atomically(folder / "summary.json", (to_json(summary, indent=1) + "\n").encode())
     if folder == results.FOLDER:
         figures.write(summary)

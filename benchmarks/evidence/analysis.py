@@ -7,11 +7,11 @@ in pairs: runs with the same seed share their initial weights and the order of t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from statistics import fmean, quantiles
 
-from benchmarks.evidence import averages, tuning
+from benchmarks.evidence import averages, equal_time, tuning
 from benchmarks.evidence.claims import Evidence, judge
 from benchmarks.evidence.contenders import (
     CONTENDERS,
@@ -36,11 +36,14 @@ REFERENCES = (GADAM, GADAMX, *INTERPOLATED)
 ABLATION = "ablation"
 
 
-def summarize(read_records: Callable[[str], list[Record]]) -> Document:
+def summarize(
+    read_records: Callable[[str], list[Record]], costs: Mapping[str, Document]
+) -> Document:
     """Return everything that the documentation says about the evidence.
 
     Args:
         read_records: Returns the records of a task.
+        costs: The costs of tasks, as :func:`benchmarks.evidence.costs.measure` returns them.
     """
     records = {name: read_records(name) for name in TASKS}
     compared = {name: task for name, task in TASKS.items() if name != ABLATION}
@@ -51,6 +54,11 @@ def summarize(read_records: Callable[[str], list[Record]]) -> Document:
         "claims": [asdict(claim) for claim in judge(evidence)],
         "untuned": _untuned(compared, records, readings),
         "averages": averages.compare(compared, records),
+        "equal time": {
+            name: equal_time.compare(compared[name], records[name], readings[name], cost)
+            for name, cost in costs.items()
+            if name in compared
+        },
         "ablation": _ablation(TASKS[ABLATION], records[ABLATION]),
     }
 

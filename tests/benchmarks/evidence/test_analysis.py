@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import scipy.stats
+from benchmarks.evidence.equal_time import on_curve
 from benchmarks.evidence.harness import OWN, Record, Trial
 from benchmarks.evidence.methods import averages_itself
 from benchmarks.evidence.statistics import (
@@ -44,6 +45,16 @@ TRUTH = {
     "padamw wsd": (81.5, 84.0),
     "adamw held": (74.0, 82.0),
     "adamw wsd": (80.0, 82.0),
+}
+# A step of ours takes twice as long as AdamW's, and Schedule-Free's as long as ours.
+STEP = {"AdamW": 1.0, "Gadam": 2.0, "PadamW": 1.0, "GadamX": 2.0, "Schedule-Free AdamW": 2.0}
+COSTS = {
+    "fashion-noisy": {
+        "step": STEP,
+        "evaluation": 5.0,
+        "run": {label: 100 * step + 12 * 5.0 for label, step in STEP.items()},
+        "steps": 100,
+    }
 }
 
 
@@ -95,7 +106,7 @@ def tasks(monkeypatch: pytest.MonkeyPatch) -> dict[str, Workload]:
 @pytest.fixture
 def summary(tasks: dict[str, Workload]) -> dict[str, Any]:
     records = {"fashion-noisy": finished(tasks["fashion-noisy"]), "ablation": []}
-    return analysis.summarize(records.__getitem__)
+    return analysis.summarize(records.__getitem__, COSTS)
 
 
 def rows(summary: dict[str, Any]) -> dict[str, Any]:
@@ -105,6 +116,32 @@ def rows(summary: dict[str, Any]) -> dict[str, Any]:
 def claim(summary: dict[str, Any], words: str) -> dict[str, Any]:
     (found,) = [one for one in summary["claims"] if words in one["text"]]
     return dict(found)
+
+
+def test_equal_time(summary: dict[str, Any]) -> None:
+    found = summary["equal time"]["fashion-noisy"]["Gadam"]
+    # AdamW's time pays for half of the steps, where every curve is a point lower than at its end.
+    cosine = found["AdamW, cosine"]
+    assert cosine["share"] == pytest.approx(0.5)
+    assert cosine["cost"] == pytest.approx(1.0)
+    assert cosine["mean"] == pytest.approx(82.0 - 1 - 79.0)
+    # Schedule-Free pays for all of them, and has noise of its own.
+    free = found["Schedule-Free AdamW"]
+    assert free["share"] == pytest.approx(1.0)
+    assert free["cost"] == pytest.approx(0.0)
+    values = [82.0 - 81.0 - noise for noise in OWN_NOISE.values()]
+    interval = scipy.stats.ttest_1samp(values, 0).confidence_interval()
+    assert free["interval"] == pytest.approx([interval.low, interval.high])
+
+
+@given(st.integers(1, 99), st.floats(-5, 5), st.floats(-5, 5))
+def test_metric_between_evaluations(step: int, low: float, slope: float) -> None:
+    curve = [(at, low + slope * at) for at in (10, 40, 90)]
+    found = on_curve(curve, step)
+    assert (found is None) == (step < 10 or step > 90)
+    if found is not None:
+        assert found == pytest.approx(low + slope * step)
+        assert on_curve([(at, None) for at, _ in curve], step) is None
 
 
 def test_means_and_paired_differences(summary: dict[str, Any]) -> None:
@@ -180,7 +217,7 @@ def test_a_rival_that_leads_is_said_to_lead(
 ) -> None:
     monkeypatch.setitem(TRUTH, "schedule-free-adamw", (90.0, math.nan))
     records = {"fashion-noisy": finished(tasks["fashion-noisy"]), "ablation": []}
-    found = analysis.summarize(records.__getitem__)
+    found = analysis.summarize(records.__getitem__, COSTS)
     assert claim(found, "Averaging beats Schedule-Free")["verdict"] == "does not hold"
     assert claim(found, "beats decaying")["verdict"] == "holds"
 
@@ -191,7 +228,7 @@ def test_choices_are_made_on_validation_data(tasks: dict[str, Workload]) -> None
         if record.trial.seed == 0:  # its test metrics say the opposite of its validation metrics
             for metrics in record.test.values():
                 metrics["accuracy"] = 200 - (metrics["accuracy"] or 0)
-    found = rows(analysis.summarize({"fashion-noisy": records, "ablation": []}.__getitem__))
+    found = rows(analysis.summarize({"fashion-noisy": records, "ablation": []}.__getitem__, COSTS))
     lr, decay = TASKS["fashion-noisy"].centers["adamw"]
     assert found["Gadam"]["knobs"] == {"lr": lr, "weight_decay": decay, "beta": 0.9}
     assert found["Gadam"]["mean"] == pytest.approx(81.2)
@@ -212,7 +249,7 @@ def test_partial_data_is_said_to_be_partial(tasks: dict[str, Workload]) -> None:
     everything = finished(tasks["fashion-noisy"])
     for count in (0, 1, 12, 40, 70):
         records = {"fashion-noisy": everything[:count], "ablation": []}
-        found = analysis.summarize(records.__getitem__)
+        found = analysis.summarize(records.__getitem__, COSTS)
         task = found["tasks"]["fashion-noisy"]
         assert task["records"] == count
         assert task["remaining runs"] > 0
@@ -235,7 +272,8 @@ def test_the_ablation_finds_the_switch_that_matters(tasks: dict[str, Workload]) 
     records: list[Record] = []
     while trials := pending(tasks["ablation"], records):
         records += map(run, trials)
-    found = analysis.summarize({"fashion-noisy": [], "ablation": records}.__getitem__)["ablation"]
+    every = {"fashion-noisy": [], "ablation": records}
+    found = analysis.summarize(every.__getitem__, COSTS)["ablation"]
     effects = found["effects"]
     assert len(found["cells"]) == 9
     between, plain = "gradient between iterate and average", "without momentum"
@@ -271,7 +309,7 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Any], dict[str
     from tools import evidence
 
     def written(summary: dict[str, Any]) -> dict[str, str]:
-        empty = analysis.summarize(lambda _: [])
+        empty = analysis.summarize(lambda _: [], COSTS)
         tasks = dict.fromkeys(evidence.TASKS, empty["tasks"]["fashion-noisy"])
         content = {**summary, "tasks": {**tasks, **summary["tasks"]}}
         monkeypatch.setattr(evidence, "_read", lambda: content)
@@ -297,6 +335,9 @@ def test_the_page_says_what_the_summary_says(
     assert situation.count("**+") == 3
     assert "**+5.2** (+5.2 to +5.2)" in situation
     assert "(PadamW, WSD)" in situation
+    # At half of the steps it loses one point of its EMA's lead over a cosine, 84 to 79.
+    at_equal_time = page["evidence-equal-time"].splitlines()[2]
+    assert "| GadamX | 50.0 % | 1.00 | **+4.0** (+4.0 to +4.0) |" in at_equal_time
     assert "| last 25% | -2.20 | -2.20 | -2.20 |" in page["evidence-averages-held"]
     assert "GadamX − " in page["evidence-overview"]
     assert "on 1 of 7 tasks" in page["evidence-overview"]
@@ -319,10 +360,11 @@ def test_the_overview_names_the_tasks_where_a_rival_is_ahead(
 def test_the_page_without_any_runs(
     tasks: dict[str, Workload], tables: Callable[[Any], dict[str, str]]
 ) -> None:
-    page = tables(analysis.summarize(lambda _: []))
+    page = tables(analysis.summarize(lambda _: [], COSTS))
     assert page["evidence-fashion-noisy"] == "No runs yet."
     assert page["evidence-overview"] == "No task has final results yet."
-    assert page["evidence-situations"] == page["evidence-averages-held"] == "No final runs yet."
+    for name in ("situations", "averages-held", "equal-time"):
+        assert page[f"evidence-{name}"] == "No final runs yet."
     assert page["evidence-grids"] == page["evidence-untuned"] == "No complete grids yet."
 
 

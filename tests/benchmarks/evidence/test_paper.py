@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from benchmarks.evidence.harness import EVALUATIONS
 from benchmarks.evidence.paper import CIFAR100, EXPERIMENTS, Reproduction, recipes_of
 from benchmarks.evidence.tasks import TASKS
 
-from benchmarks.evidence import costs, paper
+from benchmarks.evidence import costs, equal_time, paper
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -40,6 +41,9 @@ def test_a_wrong_setting_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_costs_are_measured_for_every_contender() -> None:
     found = costs.measure(TASKS["fashion-clean"], steps=1)
-    assert found["step"].keys() == costs.ROWS.keys()
+    assert found["step"].keys() == found["run"].keys() == costs.ROWS.keys()
+    assert {*equal_time.OURS, *equal_time.RIVALS.values()} <= costs.ROWS.keys()
     assert all(milliseconds > 0 for milliseconds in found["step"].values())
-    assert found["run"] == 400
+    assert found["steps"] == 400
+    expected = 400 * found["step"]["Gadam"] + EVALUATIONS * found["evaluation"]
+    assert found["run"]["Gadam"] == pytest.approx(expected)
