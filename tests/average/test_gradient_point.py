@@ -481,17 +481,34 @@ def test_a_plan_may_begin_to_interpolate_but_not_stop(make: Callable[..., Any]) 
 
 
 @MAKERS
-def test_loading_an_averaged_model_keeps_the_iterate(make: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("samples", [0, 1])
+def test_loading_an_averaged_model_keeps_the_iterate(
+    make: Callable[..., Any], samples: int
+) -> None:
     model = network()
     optimizer, average = make(model)
     train(model, optimizer, batches())
     before = iterates_of(model, average)
     theirs = torch.optim.swa_utils.AveragedModel(network())
-    theirs.update_parameters(network())
+    for _ in range(samples):
+        theirs.update_parameters(network())
     average.load_averaged_model(theirs.state_dict(), model)
     optimizer.param_groups[0].update(lr=0.0, weight_decay=0.0)
     train(model, optimizer, batches()[:1])
     assert same(before, iterates_of(model, average))
+
+
+@MAKERS
+def test_a_late_lookahead_starts_from_the_iterate(make: Callable[..., Any]) -> None:
+    model = network()
+    optimizer, average = make(model)
+    train(model, optimizer, batches())
+    before = iterates_of(model, average)
+    lookahead = gadam.Lookahead(optimizer, k=2)
+    lookahead.param_groups[0].update(lr=0.0, weight_decay=0.0)
+    train(model, lookahead, batches()[:1])
+    slow = [optimizer.state[p]["slow_param"] for p in model.parameters()]
+    assert same(before, slow)
 
 
 @pytest.mark.parametrize(

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gadam._dtensor import all_reduce_min, is_dtensor, local
+from gadam.average.attached import applied_average
 from gadam.average.block_contents import BlockError, Contents, combined, real
 from gadam.average.block_files import Block, BlockFolder, Manifest
 from gadam.average.block_weights import block_weights, misplaced_weight
 from gadam.average.loading import Loader
 from gadam.average.plan import Mean, Weighting
-from gadam.average.sampling import applied_average
 from gadam.average.state import State
 from gadam.average.swap import applied_weights, copied_state_dict
 

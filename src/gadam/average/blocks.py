@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from gadam import _torch
 from gadam._dtensor import all_reduce_min, is_dtensor, local, new_like
+from gadam.average.attached import attached, free_prefix
 from gadam.average.block_contents import BlockError, Contents, real
 from gadam.average.block_files import Block, BlockFolder, Manifest, blocks_from, pair_to_merge
 from gadam.average.block_windows import BlockWindows
@@ -27,7 +28,7 @@ from gadam.average.loading import Loader
 from gadam.average.offload import record_events
 from gadam.average.plan import Averaging
 from gadam.average.progress import Progress
-from gadam.average.sampling import Sampler, attached, free_prefix, is_dry_run
+from gadam.average.sampling import Sampler, is_dry_run
 from gadam.average.state import State
 from gadam.average.store import BesideOptimizer, Store, params_of
 from gadam.average.wrappers import unwrapped

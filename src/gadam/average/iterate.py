@@ -14,17 +14,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gadam._dtensor import all_reduce_min, is_dtensor, local
+from gadam.average.attached import Applied, applied_average, attached, free_prefix
 from gadam.average.health import Health, measure
 from gadam.average.loading import Loader
 from gadam.average.plan import Averaging, Trigger
 from gadam.average.progress import Phase, Progress
-from gadam.average.sampling import (
-    Applied,
-    Sampler,
-    applied_average,
-    attached,
-    free_prefix,
-)
+from gadam.average.sampling import Sampler
 from gadam.average.state import State
 from gadam.average.store import BesideOptimizer, InOptimizer, Store, params_of
 from gadam.average.swap import applied_weights, copied_state_dict, swapped
@@ -123,7 +118,7 @@ class IterateAverage:
 
         Args:
             optimizer: The optimizer. Its ``step`` may fold samples in
-                (:func:`gadam.average.sampling.fold_into`), and its ``state_dict`` and
+                (:func:`gadam.average.attached.fold_into`), and its ``state_dict`` and
                 ``load_state_dict`` must call :meth:`publish` and :meth:`take_from`.
             averaging: The plan.
         """

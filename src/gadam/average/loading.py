@@ -135,11 +135,15 @@ class Loader:
         saved = {
             p: {self.state.slots[0]: state_dict[f"module.{name}"]} for p, name in names.items()
         }
-        iterate = self.state.store.iterate_key
-        for p, buffers in saved.items():  # the weights of the model are not the iterate
-            if self.state.iterate_of(p) is not None:
-                buffers[iterate] = self.state.store.slots(p)[iterate]
-        self.install(progress, self._prepare(progress, saved), True, self.state.params())
+        key = self.state.store.iterate_key
+        iterates = {p: z for p in saved if (z := self.state.iterate_of(p)) is not None}
+        for p in iterates:
+            saved[p][key] = self.state.store.slots(p)[key]
+        prepared = self._prepare(progress, saved)
+        if not count:  # without a sample, the weights must be the iterates
+            for p, iterate in iterates.items():
+                local(p).detach().copy_(iterate)
+        self.install(progress, prepared, True, self.state.params())
 
     def take_from(
         self, state_dict: dict[str, Any], others: Sequence[Store]

@@ -1,49 +1,35 @@
 """Sampling: hooks into an optimizer's steps, when a sample is due, and how it enters the average.
 
 A :class:`Sampler` follows the steps of the optimizers of one average and folds due samples into the
-average's :class:`~gadam.average.state.State`. All averages of an optimizer are listed in its
-:class:`Attached` registry, where they share what they know about a step.
+average's :class:`~gadam.average.state.State`. It shares what it knows about a step with the other
+averages of the optimizer, through :mod:`gadam.average.attached`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from operator import is_
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
 from gadam import _torch
 from gadam._dtensor import agree, all_finite, all_reduce_min, any_nonzero, finite_flag, local
+from gadam.average.attached import applied_average, attached, samplers_of
 from gadam.average.fold import Fold
 from gadam.average.loading import Loader
 from gadam.average.point import GradientPoint, real
 from gadam.average.state import State
 from gadam.average.store import InOptimizer, params_of
-from gadam.average.wrappers import AVERAGES
 
 if TYPE_CHECKING:
     from gadam.average.iterate import IterateAverage
 
-__all__ = [
-    "APPLIED",
-    "Applied",
-    "Attached",
-    "Sampler",
-    "applied_average",
-    "attached",
-    "cancel_folds",
-    "fold_into",
-    "free_prefix",
-    "is_dry_run",
-    "step_from_iterates",
-]
-
-APPLIED = "_applied_average"  # the attribute of an optimizer that holds the average in its weights
+__all__ = ["Sampler", "is_dry_run"]
 
 
 class Sampler:
@@ -515,138 +501,10 @@ class Sampler:
         return torch.where(due, weight, torch.zeros_like(weight))
 
 
-class Attached:
-    """The averages of an optimizer, and what they share.
-
-    Attributes:
-        averages: The averages.
-        samplers: Their samplers, in the same order.
-        finite: The parameters that were checked after the current step, and whether they are finite
-            in all processes.
-    """
-
-    def __init__(self) -> None:
-        self.averages: list[IterateAverage] = []
-        self.samplers: list[Sampler] = []
-        self.finite: tuple[list[Tensor], Tensor | bool] | None = None
-
-
-def attached(optimizer: Optimizer) -> Attached:
-    """Return the registry of an optimizer's averages. It is created if there is none.
-
-    Args:
-        optimizer: The optimizer.
-    """
-    found: Attached | None = optimizer.__dict__.get(AVERAGES)
-    if found is None:
-        found = optimizer.__dict__[AVERAGES] = Attached()
-    return found
-
-
-def free_prefix(optimizers: Sequence[Optimizer], name: str = "average") -> str:
-    """Return a name that no average of these optimizers has: ``average``, or ``average2`` etc.
-
-    Args:
-        optimizers: The optimizers of the new average.
-        name: The name without a number.
-    """
-    taken = {s.state.store.prefix for one in optimizers for s in attached(one).samplers}
-    number = 1
-    while (prefix := f"{name}{number}" if number > 1 else name) in taken:
-        number += 1
-    return prefix
-
-
-def fold_into(
-    optimizer: Optimizer,
-    params: list[Tensor],
-    states: Sequence[Mapping[str, Tensor]] | None = None,
-) -> Fold | None:
-    """Return where the current step may fold these parameters in, after it has updated them.
-
-    A kernel folds one average in per pass: the first one that can be. The others are sampled after
-    the step.
-
-    Args:
-        optimizer: The optimizer that steps.
-        params: The parameters of a group that the step updates.
-        states: Their entries in ``optimizer.state``, if the caller has them.
-
-    Returns:
-        The averages and the weight, for the kernel to note what it has folded in. None if no sample
-        is due, or if other hooks may still change the weights.
-    """
-    registry: Attached | None = optimizer.__dict__.get(AVERAGES)
-    for sampler in registry.samplers if registry is not None else ():
-        fold = sampler.fold_into(params, states)
-        if fold is not None:
-            return fold
-    return None
-
-
-@_torch.disable_dynamo
-def step_from_iterates(optimizer: Optimizer, params: list[Tensor]) -> None:
-    """Replace the weights by the iterates, if the optimizer's built-in average interpolates.
-
-    A kernel that can step from the iterates themselves does not need this. A step that GradScaler
-    has rejected does not, either: the weights stay.
-
-    Args:
-        optimizer: The optimizer that steps.
-        params: The parameters that the step is about to update.
-    """
-    found_inf: Tensor | None = getattr(optimizer, "found_inf", None)
-    if found_inf is not None and _torch.is_on_host(found_inf) and bool(found_inf):
-        return
-    for sampler in attached(optimizer).samplers:
-        if sampler.state.iterate is not None and sampler.state.built_in:
-            # Hooks may edit parameters that the step does not update.
-            sampler.point.to_iterate(sampler.state.averaged() if sampler.is_edited else params)
-
-
-def cancel_folds(optimizer: Optimizer) -> None:
-    """Take out what the current step has folded in, because the step has failed.
-
-    Args:
-        optimizer: The optimizer that stepped.
-    """
-    registry: Attached | None = optimizer.__dict__.get(AVERAGES)
-    for sampler in registry.samplers if registry is not None else ():
-        sampler.cancel_folds()
-
-
-class Applied(Protocol):
-    """Averages whose weights can be in the model, in place of the raw ones."""
-
-    _raw: dict[Tensor, Tensor]
-
-    def raw_state_dict(self, model: nn.Module) -> dict[str, Any]:
-        """Return a copy of the model's state dict with the raw weights.
-
-        Args:
-            model: The model that holds the parameters.
-        """
-        ...
-
-
-def applied_average(optimizers: Sequence[Optimizer]) -> Applied | None:
-    """Return the average that is applied to the weights of these optimizers, if any.
-
-    Args:
-        optimizers: The optimizers.
-    """
-    for optimizer in optimizers:
-        average: Applied | None = optimizer.__dict__.get(APPLIED)
-        if average is not None:
-            return average
-    return None
-
-
 @_torch.disable_dynamo
 def _finish_steps(optimizer: Optimizer, *_: object) -> None:
     """Sample after all global hooks: a hook of torch.optim.optimizer, registered on demand."""
-    registry: Attached | None = optimizer.__dict__.get(AVERAGES)
-    for sampler in registry.samplers if registry is not None else ():
+    for sampler in samplers_of(optimizer):
         if sampler.after_global_hooks:
             sampler.finish_step(optimizer)
 

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from gadam import _torch
 from gadam._dtensor import local
-from gadam.average.sampling import APPLIED, Applied, applied_average
+from gadam.average.attached import APPLIED, Applied, applied_average
 
 if TYPE_CHECKING:
     from gadam.average.batchnorm import BatchNorm

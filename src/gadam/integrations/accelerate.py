@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from gadam.average.sampling import applied_average
+from gadam.average.attached import applied_average
 from gadam.average.wrappers import unwrapped
 from gadam.integrations.common import FrameworkError, check_average, missing
 

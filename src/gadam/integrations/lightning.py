@@ -19,13 +19,13 @@ from torch.utils.data import DataLoader
 from gadam import _torch
 from gadam._dtensor import is_dtensor, local
 from gadam.average import Averaging, IterateAverage, average_of
+from gadam.average.attached import applied_average
 from gadam.average.batchnorm import (
     BatchNorm,
     has_statistics_in_use,
     refresh_batchnorm,
 )
 from gadam.average.plan import Trigger
-from gadam.average.sampling import applied_average
 from gadam.average.store import params_of
 from gadam.average.swap import swapped
 from gadam.integrations.common import FrameworkError, attach, continue_at

@@ -24,8 +24,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gadam import _torch
+from gadam.average.attached import applied_average
 from gadam.average.plan import Averaging, Trigger
-from gadam.average.sampling import applied_average
 from gadam.average.wrappers import unwrapped
 from gadam.integrations.common import FrameworkError, attach, continue_at, missing, preserved_rng
 

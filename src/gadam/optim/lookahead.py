@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from gadam import _torch
 from gadam._dtensor import local
+from gadam.average.attached import iterate_of
 from gadam.average.iterate import IterateAverage
 from gadam.average.sampling import is_dry_run
 
@@ -143,7 +144,9 @@ class Lookahead(Optimizer):
                     # A dry run created them. The weights may have been loaded since.
                     local(slow).copy_(local(p))
                 elif slow is None and p.requires_grad and p not in self._initial:
-                    self._initial[p] = p.detach().clone(memory_format=torch.preserve_format)
+                    slow = p.detach().clone(memory_format=torch.preserve_format)
+                    local(slow).copy_(iterate_of(self.optimizer, p))
+                    self._initial[p] = slow
 
     def edits_weights_after_this_step(self) -> bool:
         """Return whether the step that begins ends with a synchronization."""

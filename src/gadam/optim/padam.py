@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from gadam import _torch
+from gadam.average.attached import cancel_folds, fold_into, step_from_iterates
 from gadam.average.fold import Fold
-from gadam.average.sampling import cancel_folds, fold_into, step_from_iterates
 from gadam.optim.cpu import CachedLaunch, can_count_steps, same_layout
 from gadam.optim.update import FORMS, Form, check_tensor_arguments, padam, to_scalar
 
