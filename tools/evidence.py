@@ -265,7 +265,8 @@ def _caption(name: str, found: Document) -> str:
         f"{found['parameters']:,} parameters{examples}, {found['steps']:,} steps. Mean ± standard "
         "error over the final seeds. Differences are paired by seed; positive is better than the "
         f"reference. {found['records']} runs in {found['core hours']:.1f} core-hours with torch "
-        f"{', '.join(found['torch'])} at {', '.join(found['commits'])}. Source: "
+        f"{', '.join(found['torch'])} at {', '.join(found['commits'])}, on "
+        f"{'; '.join(found['machines'])}. Source: "
         f"`results/evidence/{name}.jsonl`."
     )
     if missing:

@@ -24,21 +24,25 @@ from gadam.runs.files import to_json, write_atomically
 def main() -> None:
     """Parse the command line and run a command."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.evidence", description=__doc__)
-    commands = {f.__name__: f for f in (run, plan, status, verify, costs, analyze)} | {
-        "pilot": run_pilot
-    }
-    parser.add_argument("command", choices=commands)
+    commands = {f.__name__: f for f in (run, plan, status, costs, analyze)} | {"pilot": run_pilot}
+    parser.add_argument("command", choices=[*commands, "verify"])
     parser.add_argument("tasks", nargs="*", help="tasks, in this order; the default is all")
     parser.add_argument("--workers", type=int, default=2, help="processes, one thread each")
     parser.add_argument("--out", type=Path, default=results.FOLDER, help="folder of the results")
     parser.add_argument("--first", type=int, help="only the first methods of each task")
+    parser.add_argument(
+        "--rows", type=int, nargs="+", default=[], help="verify: lines of the file; default: last"
+    )
     options = parser.parse_args()
     unknown = [name for name in options.tasks if name not in TASKS]
     if unknown:
         parser.error(f"Unknown tasks: {', '.join(unknown)}. Choose from {', '.join(TASKS)}.")
     chosen = [TASKS[name] for name in options.tasks or TASKS]
     chosen = [replace(task, methods=task.methods[: options.first]) for task in chosen]
-    commands[options.command](chosen, options.out, options.workers)
+    if options.command == "verify":
+        verify(chosen, options.out, options.rows)
+    else:
+        commands[options.command](chosen, options.out, options.workers)
 
 
 def queue(workloads: list[Workload], folder: Path) -> list[Trial]:
@@ -71,17 +75,29 @@ def run(workloads: list[Workload], folder: Path, workers: int) -> None:
         sys.exit(f"{len(failed)} runs failed. Fix the cause and run again.")
 
 
-def verify(workloads: list[Workload], folder: Path, workers: int) -> None:
-    """Rerun the last run of each task, and compare its records bit for bit, except the times."""
+def verify(workloads: list[Workload], folder: Path, rows: list[int]) -> None:
+    """Rerun rows of each task, and compare their records bit for bit, except the times."""
+    failed = 0
     for workload in workloads:
         recorded = results.read(workload.name, folder)
-        if not recorded:
-            continue
-        last = [record for record in recorded if record.trial.schedule != "wsd"][-1]
-        again = harness.run(last.trial)[0]
-        for record in (last, again):
-            record.seconds, record.versions = {}, {}
-        print(f"{workload.name}: {'equal' if again == last else 'DIFFERENT'}, {last.trial}")
+        wrong = [row for row in rows if not 1 <= row <= len(recorded)]
+        if wrong:
+            sys.exit(f"{workload.name} has no row {wrong[0]}. Choose from 1 to {len(recorded)}.")
+        for row in rows or [len(recorded)][: len(recorded)]:
+            record = recorded[row - 1]
+            again = harness.rerun(record)
+            made_on = record.versions.get("machine", "an unknown machine")
+            is_equal = replace(again, seconds={}, versions={}) == replace(
+                record, seconds={}, versions={}
+            )
+            failed += not is_equal
+            print(
+                f"{workload.name} row {row}: {'equal' if is_equal else 'DIFFERENT'}; made on "
+                f"{made_on}; {record.trial}",
+                flush=True,
+            )
+    if failed:
+        sys.exit(f"{failed} rows differ. This machine: {harness.machine()}.")
 
 
 def plan(workloads: list[Workload], folder: Path, workers: int) -> None:

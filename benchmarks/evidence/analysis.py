@@ -111,6 +111,9 @@ def _task(workload: Workload, records: list[Record], readings: dict[str, Reading
         "core hours": sum(sum(r.seconds.values()) for r in records if _is_paid(r)) / 3600,
         "commits": sorted({record.versions.get("harness", "") for record in records}),
         "torch": sorted({record.versions.get("torch", "") for record in records}),
+        "machines": sorted(
+            {record.versions.get("machine", "an unrecorded machine") for record in records}
+        ),
         "remaining runs": round(tuning.expected_runs(workload, records)),
         "missing methods": [method for method in workload.methods if method not in trained],
         "seeds": len(workload.seeds),

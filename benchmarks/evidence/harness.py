@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -29,7 +30,7 @@ from gadam.train import tasks as gadam_tasks
 from gadam.train.data import subset
 from gadam.train.tasks import ImageTask, LanguageTask, seed_for
 
-__all__ = ["EVALUATIONS", "OWN", "Record", "Trial", "run"]
+__all__ = ["EVALUATIONS", "OWN", "Record", "Trial", "machine", "rerun", "run"]
 
 EVALUATIONS = 12  # along a run; of averages at every second one
 OWN = "own"  # the point that the base itself ends at: the iterate, or its own average
@@ -151,6 +152,22 @@ def run(trial: Trial, workload: Workload | None = None, averages: bool = True) -
         training.advance(math.floor((1 - methods.WSD_TAIL) * training.record.steps))
         records.append(_in_fork(lambda: training.finish("wsd")))
     return [training.finish(trial.schedule), *records]
+
+
+def rerun(record: Record) -> Record:
+    """Train the run of a record again.
+
+    Args:
+        record: A record that :func:`run` has returned.
+
+    Returns:
+        The new record. On the same machine, and with the same versions, it differs only in
+        ``seconds`` and ``versions``.
+    """
+    trial = record.trial
+    if trial.schedule == "wsd":  # a branch of a run at a held rate
+        trial = replace(trial, method=f"{trial.base} held")
+    return next(one for one in run(trial) if one.trial == record.trial)
 
 
 class _Training:
@@ -331,7 +348,19 @@ def _versions() -> dict[str, str]:
         "torch": torch.__version__,
         "gadam": _commit(Path(gadam.__file__).parent),
         "harness": _commit(Path(__file__).parent),
+        "machine": machine(),
     }
+
+
+def machine() -> str:
+    """Return the processor and the instruction set that torch uses: others round differently."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    processor = names[0] if names else platform.processor() or platform.machine()
+    return f"{processor}, {torch.backends.cpu.get_cpu_capability()}"
 
 
 def _commit(folder: Path) -> str:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
+import benchmarks.evidence.__main__ as main
 import pytest
 import torch
 from benchmarks.evidence.harness import OWN, Record, Trial
 from benchmarks.evidence.methods import AVERAGES, Knobs
 from benchmarks.evidence.tasks import TASKS, Workload
 
-from benchmarks.evidence import harness, methods
+from benchmarks.evidence import harness, methods, results
 from gadam.runs.recipe import Data, Language, Recipe
 
 IMAGES = Workload(
@@ -164,3 +166,23 @@ def test_every_task_has_a_center_for_each_base() -> None:
     for workload in TASKS.values():
         assert {method.split()[0] for method in workload.methods} <= set(workload.centers)
         assert len(set(workload.methods)) == len(workload.methods)
+
+
+@pytest.mark.usefixtures("few_evaluations")
+def test_any_row_can_be_verified(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(harness, "TASKS", {"tiny": IMAGES})
+    for method in ("adamw held", "schedule-free-adamw"):
+        results.append(run(method), tmp_path)
+    main.verify([IMAGES], tmp_path, [2, 3])  # the branch of the held run, and Schedule-Free
+    assert capsys.readouterr().out.count(": equal; made on ") == 2
+    with pytest.raises(SystemExit, match="tiny has no row 4. Choose from 1 to 3."):
+        main.verify([IMAGES], tmp_path, [4])
+    file = results.path("tiny", tmp_path)
+    first, *others = file.read_text().splitlines()
+    changed = Record.from_json(first)
+    changed.test[OWN]["accuracy"] = 99.0
+    file.write_text("\n".join([changed.to_json(), *others]) + "\n")
+    with pytest.raises(SystemExit, match="1 rows differ"):
+        main.verify([IMAGES], tmp_path, [1])
