@@ -97,7 +97,7 @@ def verify(workloads: list[Workload], folder: Path, rows: list[int]) -> None:
                 flush=True,
             )
     if failed:
-        sys.exit(f"{failed} rows differ. This machine: {harness.machine()}.")
+        sys.exit(f"Rows that differ: {failed}. This machine: {harness.machine()}.")
 
 
 def plan(workloads: list[Workload], folder: Path, workers: int) -> None:

@@ -109,17 +109,19 @@ def _task(workload: Workload, records: list[Record], readings: dict[str, Reading
         "steps": max((record.steps for record in records), default=0),
         "records": len(records),
         "core hours": sum(sum(r.seconds.values()) for r in records if _is_paid(r)) / 3600,
-        "commits": sorted({record.versions.get("harness", "") for record in records}),
-        "torch": sorted({record.versions.get("torch", "") for record in records}),
-        "machines": sorted(
-            {record.versions.get("machine", "an unrecorded machine") for record in records}
-        ),
+        "commits": _versions("harness", records),
+        "torch": _versions("torch", records),
+        "machines": _versions("machine", records),
         "remaining runs": round(tuning.expected_runs(workload, records)),
         "missing methods": [method for method in workload.methods if method not in trained],
         "seeds": len(workload.seeds),
         "rows": rows,
         "grids": _grids(workload, records),
     }
+
+
+def _versions(name: str, records: Iterable[Record]) -> list[str]:
+    return sorted({record.versions.get(name, f"an unrecorded {name}") for record in records})
 
 
 def _rank(row: Document, sign: int) -> tuple[bool, float]:
