@@ -176,6 +176,17 @@ def test_verdicts(summary: dict[str, Any]) -> None:
     assert claim(summary, "decoupled")["reason"] == "No final runs yet."
 
 
+def test_a_start_that_matters_more_often_than_not(tasks: dict[str, Workload]) -> None:
+    records = finished(tasks["fashion-noisy"])
+    for record in records:
+        if record.trial.method == "adamw held":
+            record.test["tail 75%"]["accuracy"] = 60.0 + SHARED.get(record.trial.seed, 0.0)
+    found = analysis.summarize({"fashion-noisy": records, "ablation": []}.__getitem__, COSTS)
+    start = claim(found, "start of the average")
+    assert start["reason"] == "1 of 4 tests in favor, 3 against."
+    assert start["verdict"] == "does not hold"
+
+
 def test_averages_are_compared_along_the_same_runs(summary: dict[str, Any]) -> None:
     held, cosine = summary["averages"]["held"], summary["averages"]["cosine"]
     # Every average but the last half and the last 25 % is the same in the simulation.
