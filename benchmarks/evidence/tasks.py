@@ -182,7 +182,8 @@ _ALL = (
         TRANSFORMER,
         chance=2000.0,
     ),
-    Workload(_PTB, "Penn Treebank, LSTM", TEXT_CENTERS, 0.65, LSTM, chance=2000.0),
+    # The best rates are far above the center, which was meant for transformers, too.
+    Workload(_PTB, "Penn Treebank, LSTM", TEXT_CENTERS, 0.65, LSTM, extra=12, chance=2000.0),
     Workload(
         _images("cifar100-2k", replace(_CIFAR, name="cifar100", examples=4_000), 30, batch_size=64),
         "CIFAR-100, over-parameterized",
