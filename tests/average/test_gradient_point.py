@@ -14,7 +14,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import (
+    get_optimizer_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
 from torch.optim import Optimizer
 
 import gadam
@@ -357,10 +362,13 @@ def test_batchnorm_of_the_average_is_refreshed() -> None:
 
 
 @MAKERS
-def test_a_compiled_step_equals_an_eager_one(make: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("foreach", [None, True])
+def test_a_compiled_step_equals_an_eager_one(
+    make: Callable[..., Any], foreach: bool | None
+) -> None:
     eager, compiled = network(torch.float32), network(torch.float32)
     train(eager, make(eager)[0], batches(torch.float32))
-    optimizer, _ = make(compiled)
+    optimizer, _ = make(compiled, foreach=foreach)
     step = torch.compile(optimizer.step, backend="eager")
     for x, y in batches(torch.float32):
         evaluate(compiled, optimizer, x, y)
@@ -509,6 +517,135 @@ def test_a_late_lookahead_starts_from_the_iterate(make: Callable[..., Any]) -> N
     train(model, lookahead, batches()[:1])
     slow = [optimizer.state[p]["slow_param"] for p in model.parameters()]
     assert same(before, slow)
+
+
+# ------------------------------------------------------------- frozen parameters, copies, watchers
+
+
+@MAKERS
+@pytest.mark.parametrize("frozen_from", [0, 6])
+def test_the_weights_of_a_frozen_parameter_are_its_iterate(
+    make: Callable[..., Any], frozen_from: int
+) -> None:
+    model = network()
+    optimizer, average = make(model, gadam.Averaging(start=1, interpolation=0.9))
+    model.load_state_dict({name: value + 5 for name, value in model.state_dict().items()})
+    train(model, optimizer, batches()[:frozen_from])
+    first: Any = model[0]
+    first.requires_grad_(False)
+    optimizer.zero_grad()
+    before = weights(first)
+    train(model, optimizer, batches()[frozen_from:])
+    assert same(weights(first), before)
+    first.requires_grad_(True)
+    optimizer.param_groups[0].update(lr=0.0, weight_decay=0.0)
+    train(model, optimizer, batches()[:1])
+    # Its iterate was sampled while it was frozen: with a rate of zero, only the average's earlier
+    # samples are elsewhere.
+    assert same(iterates_of(first, average), before)
+
+
+@pytest.mark.parametrize("options", [{}, {"foreach": True}, {"fused": False, "foreach": False}])
+def test_a_gradient_counts_even_if_none_is_required_during_the_step(
+    options: dict[str, Any],
+) -> None:
+    results = []
+    for toggled in (False, True):
+        p = nn.Parameter(torch.full((64,), 10.0))
+        plan = gadam.Averaging(start=1, interpolation=0.9)
+        optimizer = gadam.Gadam([p], lr=0.1, weight_decay=0, average=plan, **options)
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            (p**2 / 2).sum().backward()
+            p.requires_grad_(not toggled or step < 3)
+            optimizer.step()
+            p.requires_grad_(True)
+        results.append(p.detach())
+    assert torch.equal(*results)
+
+
+def test_a_distributed_checkpoint_of_plain_sgd_restores_the_iterate(tmp_path: Path) -> None:
+    def make() -> tuple[nn.Module, Optimizer, gadam.IterateAverage]:
+        model = network()
+        sgd = torch.optim.SGD(model.parameters(), lr=0.05)
+        return model, sgd, gadam.IterateAverage(sgd, PLAN)
+
+    model, sgd, average = make()
+    train(model, sgd, batches())
+    saved = dict(zip(("model", "optimizer"), get_state_dict(model, sgd)))
+    dcp.save(saved, checkpoint_id=tmp_path, no_dist=True)
+    expected = iterates_of(model, average)
+    model, sgd, average = make()
+    loaded: dict[str, Any] = dict(zip(("model", "optimizer"), get_state_dict(model, sgd)))
+    dcp.load(loaded, checkpoint_id=tmp_path, no_dist=True)
+    set_state_dict(
+        model, sgd, model_state_dict=loaded["model"], optim_state_dict=loaded["optimizer"]
+    )
+    assert same(iterates_of(model, average), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_narrow_average_does_not_round_the_weights(dtype: torch.dtype) -> None:
+    model = network()
+    plan = gadam.Averaging(start=1, interpolation=0.5, dtype=dtype)
+    optimizer, average = built_in(model, plan)
+    train(model, optimizer, batches())
+    for p, z in zip(model.parameters(), iterates_of(model, average)):
+        torch.testing.assert_close(p.detach(), z.lerp(average._value(p).double(), 0.5))
+
+
+@MAKERS
+def test_a_watching_average_sees_the_iterate_between_steps(make: Callable[..., Any]) -> None:
+    model = network()
+    optimizer, average = make(model, gadam.Averaging(start=1, interpolation=0.9))
+    manual = gadam.IterateAverage(optimizer)
+    for batch in batches():
+        train(model, optimizer, [batch])
+        manual.update()
+    torch.testing.assert_close(averaged(model, manual), averaged(model, average))
+    assert manual.health().distance == pytest.approx(average.health().distance)
+
+
+def test_averages_may_be_copied_in_any_order() -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    first = gadam.IterateAverage(optimizer, gadam.Averaging(start=1, weighting=gadam.EMA(0.5)))
+    second = gadam.IterateAverage(optimizer, PLAN)
+    train(model, optimizer, batches())
+    *averages, copied_model, copied = copy.deepcopy((second, first, model, optimizer))
+    for average, copied_average in zip((second, first), averages):
+        assert same(averaged(model, average), averaged(copied_model, copied_average))
+    assert optimizer.state_dict()["state"][0].keys() == copied.state_dict()["state"][0].keys()
+    for one, other in ((model, optimizer), (copied_model, copied)):
+        train(one, other, batches())
+    assert same(weights(model), weights(copied_model))
+
+
+def test_an_average_cannot_be_removed_while_it_is_applied() -> None:
+    model = network()
+    optimizer, average = built_in(model)
+    train(model, optimizer, batches())
+    expected = iterates_of(model, average)
+    with (
+        average.applied(model),
+        pytest.raises(RuntimeError, match="Leave the `with average"),
+    ):
+        average.remove()
+    average.remove()
+    assert same(weights(model), expected)
+
+
+def test_a_copy_of_an_optimizer_does_not_revive_its_average() -> None:
+    model = network()
+    optimizer, average = built_in(model)
+    train(model, optimizer, batches())
+    average.remove()
+    copied_model, copied = copy.deepcopy((model, optimizer))
+    assert copied.average.is_removed
+    for one, other in ((model, optimizer), (copied_model, copied)):
+        train(one, other, batches())
+    assert same(weights(model), weights(copied_model))
+    assert copied.average.count == average.count
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gadam import _torch
-from gadam._dtensor import local
 from gadam.average.fold import Fold
 from gadam.average.wrappers import AVERAGES
 
@@ -30,6 +29,7 @@ __all__ = [
     "cancel_folds",
     "fold_into",
     "free_prefix",
+    "interpolating",
     "iterate_of",
     "samplers_of",
     "step_from_iterates",
@@ -76,30 +76,40 @@ def samplers_of(optimizer: Optimizer) -> Sequence[Sampler]:
     return registry.samplers if registry is not None else ()
 
 
-def iterate_of(optimizer: Optimizer, p: Tensor) -> Tensor:
-    """Return this process's shard of a parameter's iterate.
-
-    The weights are the iterate, unless one of the optimizer's averages interpolates.
+def interpolating(optimizers: Sequence[Optimizer]) -> list[Sampler]:
+    """Return the samplers that move the weights of these optimizers between steps.
 
     Args:
-        optimizer: The optimizer.
-        p: One of its parameters.
+        optimizers: The optimizers. Each has at most one such sampler.
     """
-    for sampler in samplers_of(optimizer):
-        found = sampler.state.iterate_of(p)
-        if found is not None:
-            return found
-    return local(p)
+    samplers = (sampler for one in optimizers for sampler in samplers_of(one))
+    return [sampler for sampler in samplers if sampler.state.iterate is not None]
 
 
-def free_prefix(optimizers: Sequence[Optimizer], name: str = "average") -> str:
+def iterate_of(optimizers: Sequence[Optimizer], p: Tensor) -> Tensor | None:
+    """Return this process's shard of a parameter's iterate, or None if the weights are it.
+
+    Args:
+        optimizers: The optimizers.
+        p: One of their parameters.
+    """
+    found = (sampler.state.iterate_of(p) for sampler in interpolating(optimizers))
+    return next((iterate for iterate in found if iterate is not None), None)
+
+
+def free_prefix(
+    optimizers: Sequence[Optimizer], name: str = "average", wanted: str | None = None
+) -> str:
     """Return a name that no average of these optimizers has: ``average``, or ``average2`` etc.
 
     Args:
         optimizers: The optimizers of the new average.
         name: The name without a number.
+        wanted: The name to return if it is free.
     """
-    taken = {s.state.store.prefix for one in optimizers for s in attached(one).samplers}
+    taken = {s.state.store.prefix for one in optimizers for s in samplers_of(one)}
+    if wanted is not None and wanted not in taken:
+        return wanted
     number = 1
     while (prefix := f"{name}{number}" if number > 1 else name) in taken:
         number += 1
@@ -133,7 +143,7 @@ def fold_into(
 
 
 @_torch.disable_dynamo
-def step_from_iterates(optimizer: Optimizer, params: list[Tensor]) -> None:
+def step_from_iterates(optimizer: Optimizer, params: list[Tensor] | None = None) -> None:
     """Replace the weights by the iterates, if the optimizer's built-in average interpolates.
 
     A kernel that can step from the iterates themselves does not need this. A step that GradScaler
@@ -141,15 +151,16 @@ def step_from_iterates(optimizer: Optimizer, params: list[Tensor]) -> None:
 
     Args:
         optimizer: The optimizer that steps.
-        params: The parameters that the step is about to update.
+        params: The parameters that the step is about to update. None means all.
     """
     found_inf: Tensor | None = getattr(optimizer, "found_inf", None)
     if found_inf is not None and _torch.is_on_host(found_inf) and bool(found_inf):
         return
-    for sampler in samplers_of(optimizer):
-        if sampler.state.iterate is not None and sampler.state.built_in:
+    for sampler in interpolating([optimizer]):
+        if sampler.state.built_in:
             # Hooks may edit parameters that the step does not update.
-            sampler.point.to_iterate(sampler.state.averaged() if sampler.is_edited else params)
+            every = sampler.state.averaged() if sampler.is_edited or params is None else params
+            sampler.point.to_iterate(every)
 
 
 def cancel_folds(optimizer: Optimizer) -> None:

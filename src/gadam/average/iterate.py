@@ -14,7 +14,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gadam._dtensor import all_reduce_min, is_dtensor, local
-from gadam.average.attached import Applied, applied_average, attached, free_prefix
+from gadam.average.attached import (
+    Applied,
+    applied_average,
+    attached,
+    free_prefix,
+    iterate_of,
+)
 from gadam.average.health import Health, measure
 from gadam.average.loading import Loader
 from gadam.average.plan import Averaging, Trigger
@@ -66,7 +72,8 @@ class IterateAverage:
     momentum: use a small :math:`\beta_1`, or none. It costs one more copy of the weights. It needs
     a single optimizer that evaluates the model once per step. Every step starts from the stored
     iterate, so changes of the weights between steps, such as clipping them or :meth:`copy_to`, do
-    not last. Change them in a hook of the step.
+    not last. Change them in a post-hook of the step. If a step of an ordinary optimizer raises, the
+    weights are left at the iterate.
 
     Args:
         optimizer: The optimizer whose iterates to average. It may be inside a wrapper of
@@ -153,11 +160,17 @@ class IterateAverage:
             if not built_in and averaging.start is not None:
                 self._state.allocate()
 
-    def _attach(self, optimizers: list[Optimizer], averaging: Averaging, built_in: bool) -> None:
+    def _attach(
+        self,
+        optimizers: list[Optimizer],
+        averaging: Averaging,
+        built_in: bool,
+        prefix: str | None = None,
+    ) -> None:
         """Open a store, and register hooks with the optimizers."""
         self.optimizers, self.optimizer, self.averaging = optimizers, optimizers[0], averaging
         self._raw: dict[Tensor, Tensor] = {}  # raw parameters and buffers while applied
-        prefix = free_prefix(optimizers)
+        prefix = free_prefix(optimizers, wanted=prefix)
         store: Store = (
             InOptimizer(optimizers, prefix)
             if built_in
@@ -183,10 +196,23 @@ class IterateAverage:
         """Detach from the optimizer. The average keeps its samples.
 
         If the plan interpolates, the weights become the iterate.
+
+        Raises:
+            RuntimeError: If the plan interpolates, and averaged weights are applied.
         """
+        if self.averaging.interpolation and self._applied is not None:
+            raise RuntimeError(
+                "remove() was called while the averaged weights are applied. Leave the "
+                "`with average.applied():` block first."
+            )
         self._sampler.point.remove()
         self._sampler.detach(self)
         self._state.store.close()
+
+    @property
+    def is_removed(self) -> bool:
+        """Whether :meth:`remove` was called."""
+        return self._sampler not in attached(self.optimizer).samplers
 
     @property
     def _progress(self) -> Progress:
@@ -412,7 +438,7 @@ class IterateAverage:
         raw = self._applied._raw if self._applied is not None else {}
 
         def iterate(p: Tensor) -> Tensor:
-            found = self._state.iterate_of(p)
+            found = iterate_of(self.optimizers, p)
             return found if found is not None else raw[p] if p in raw else local(p).detach()
 
         return measure(
@@ -576,14 +602,20 @@ class IterateAverage:
         return {
             "optimizers": self.optimizers,
             "averaging": self.averaging,
+            "prefix": self._state.store.prefix,
             "progress": self._progress,
             "slots": {p: self._state.store.slots(p) for p in self._averaged()},
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # a copied optimizer has no hooks
-        self._attach(state["optimizers"], state["averaging"], built_in=False)
-        self._loader.install(state["progress"], state["slots"], True, self._state.params())
+        self._attach(state["optimizers"], state["averaging"], False, state["prefix"])
+        before, now = state["prefix"], self._state.store.prefix
+        slots = {
+            p: {now + name.removeprefix(before): buffer for name, buffer in buffers.items()}
+            for p, buffers in state["slots"].items()
+        }
+        self._loader.install(state["progress"], slots, True, self._state.params())
 
     # ------------------------------------------------------- for optimizers with a built-in average
 

@@ -81,7 +81,7 @@ class GradientPoint:
         params = [
             p
             for p in params
-            if p.requires_grad and p not in self.state.at_iterate and name in table.get(p, ())
+            if not _is_frozen(p) and p not in self.state.at_iterate and name in table.get(p, ())
         ]
         self.state.at_iterate.update(dict.fromkeys(params))
         counters = self.state.tracker.counters
@@ -99,6 +99,9 @@ class GradientPoint:
     def leave_iterate(self, pointed: Collection[Tensor] = (), undone: bool = False) -> None:
         """Store the iterates, and replace the weights by points between them and the average.
 
+        Without a sample, the weights stay the iterates, and nothing is stored. The weights of a
+        frozen parameter are its iterate, too, but are stored for when it is trained again.
+
         Args:
             pointed: Parameters for which a kernel has done both.
             undone: Whether to move these again, because the average has changed since.
@@ -107,24 +110,27 @@ class GradientPoint:
             return
         params = [p for p in self.state.at_iterate if p not in pointed]
         self.state.at_iterate = {}
-        if params:
-            _torch.foreach_copy_(self._iterates(params), self._weights(params))
-        if undone and pointed:
-            _torch.foreach_copy_(self._weights([*pointed]), self._iterates([*pointed]))
-            params += pointed
         counters = self.state.tracker.counters
         if counters.on_host and not counters.known[0]:
             return
+        name, table = self.state.iterate, self.state.store.table
+        frozen = [p for p in self.state.frozen if _is_frozen(p) and name in table.get(p, ())]
+        if stored := params + frozen:
+            _torch.foreach_copy_(self._iterates(stored), self._weights(stored))
+        if undone and pointed:
+            _torch.foreach_copy_(self._weights([*pointed]), self._iterates([*pointed]))
+            params += pointed
         share: float | Tensor = self.state.averaging.interpolation
         for p, weight in zip(params, self._weights(params)):
             average = real(self.state.buffer(p, self.state.slots[0]))
+            wider = torch.promote_types(weight.dtype, average.dtype)
             if not counters.on_host:
-                has_samples = (counters.on(weight.device)[0] > 0).to(average.dtype)
+                has_samples = (counters.on(weight.device)[0] > 0).to(wider)
                 share = has_samples * self.state.averaging.interpolation
-            if weight.dtype == average.dtype:
-                weight.lerp_(average, share)
+            if weight.dtype == wider:
+                weight.lerp_(average.to(wider), share)
             else:
-                weight.copy_(weight.to(average.dtype).lerp_(average, share))
+                weight.copy_(weight.to(wider).lerp_(average, share))
 
     def remove(self) -> None:
         """Replace the weights by the iterates for good."""
@@ -142,6 +148,11 @@ class GradientPoint:
     def _iterates(self, params: list[Tensor]) -> list[Tensor]:
         assert self.state.iterate is not None
         return [real(self.state.buffer(p, self.state.iterate)) for p in params]
+
+
+def _is_frozen(p: Tensor) -> bool:
+    """Return whether a step leaves a parameter as it is, and the user wants that."""
+    return not p.requires_grad and p.grad is None
 
 
 def real(tensor: Tensor) -> Tensor:

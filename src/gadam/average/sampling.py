@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from gadam import _torch
 from gadam._dtensor import agree, all_finite, all_reduce_min, any_nonzero, finite_flag, local
-from gadam.average.attached import applied_average, attached, samplers_of
+from gadam.average.attached import applied_average, attached, interpolating, samplers_of
 from gadam.average.fold import Fold
 from gadam.average.loading import Loader
 from gadam.average.point import GradientPoint, real
@@ -263,13 +263,16 @@ class Sampler:
         self._loader.arrive()
         self.state.allocate()
         params = self.state.averaged()
-        self.point.to_iterate(params)
+        points = [sampler.point for sampler in interpolating(self.state.optimizers)]
+        for point in points:
+            point.to_iterate(params)
         finite = all_finite(params)
         if finite:
             self._sample(params)
         else:
             self._skip()
-        self.point.leave_iterate()
+        for point in points:
+            point.leave_iterate()
         return finite
 
     def _take_sample(self, due: Tensor | None = None, accepted: Tensor | None = None) -> None:

@@ -42,6 +42,7 @@ class State:
         sharded: One averaged parameter per device mesh. Its processes agree on a sample.
         warned: The kinds of warnings that were shown.
         at_iterate: The parameters that hold the iterate during a step that interpolates.
+        frozen: The parameters that needed no gradient before the last step.
     """
 
     def __init__(self, optimizers: list[Optimizer], averaging: Averaging, store: Store) -> None:
@@ -58,6 +59,7 @@ class State:
         self.sharded: list[Tensor] = []
         self.warned: set[str] = set()
         self.at_iterate: dict[Tensor, None] = {}
+        self.frozen: list[Tensor] = []
         self._allocated: tuple[list[bool], int] = ([], 0)  # who was trainable; size of the state
         self._with_buffers: list[Tensor] | None = None
 
@@ -97,6 +99,7 @@ class State:
         table = self.store.table
         if (trainable, len(table)) == self._allocated:
             return
+        self.frozen = [p for p in params if not p.requires_grad]
         count = int(self.tracker.counters.get()[0])
         for p in params:
             if not p.requires_grad:

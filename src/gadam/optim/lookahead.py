@@ -140,13 +140,15 @@ class Lookahead(Optimizer):
         for group in self.param_groups:
             for p in group["params"]:
                 slow = self.state.get(p, {}).get("slow_param")
-                if slow is not None and untrained:
-                    # A dry run created them. The weights may have been loaded since.
-                    local(slow).copy_(local(p))
-                elif slow is None and p.requires_grad and p not in self._initial:
+                if slow is None and p.requires_grad and p not in self._initial:
                     slow = p.detach().clone(memory_format=torch.preserve_format)
-                    local(slow).copy_(iterate_of(self.optimizer, p))
                     self._initial[p] = slow
+                elif slow is None or not untrained:
+                    continue
+                # The slow weights are new, or a dry run created them, and weights may have been
+                # loaded since.
+                iterate = iterate_of([self.optimizer], p)
+                local(slow).copy_(local(p) if iterate is None else iterate)
 
     def edits_weights_after_this_step(self) -> bool:
         """Return whether the step that begins ends with a synchronization."""

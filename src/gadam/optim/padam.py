@@ -380,6 +380,8 @@ class Padam(Optimizer):
                 loss = closure()
 
         if torch.compiler.is_compiling():
+            if self._interpolates:
+                step_from_iterates(self)  # breaks the graph here, and not inside of the update
             self._step_groups()
             return loss
         try:
@@ -415,7 +417,7 @@ class Padam(Optimizer):
                 state_steps,
             )
 
-            if self._interpolates:
+            if self._interpolates and not torch.compiler.is_compiling():
                 step_from_iterates(self, params_with_grad)
             verdict = padam(
                 params_with_grad,
