@@ -15,6 +15,7 @@ from benchmarks.evidence import averages, equal_time, tuning
 from benchmarks.evidence.claims import Evidence, judge
 from benchmarks.evidence.contenders import (
     CONTENDERS,
+    EASED,
     GADAM,
     GADAMX,
     INTERPOLATED,
@@ -32,7 +33,7 @@ from gadam.runs.files import Document
 
 __all__ = ["summarize"]
 
-REFERENCES = (GADAM, GADAMX, *INTERPOLATED)
+REFERENCES = (GADAM, GADAMX, *EASED, *INTERPOLATED)
 ABLATION = "ablation"
 
 

@@ -14,6 +14,7 @@ from benchmarks.evidence.tuning import AVERAGE, Target
 
 __all__ = [
     "CONTENDERS",
+    "EASED",
     "GADAM",
     "GADAMX",
     "INTERPOLATED",
@@ -25,6 +26,7 @@ __all__ = [
 
 GADAM, GADAMX = "Gadam", "GadamX"
 INTERPOLATED = ("Gadam, interpolated", "GadamX, interpolated")
+EASED = ("Gadam, eased rate", "GadamX, eased rate")
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,8 @@ CONTENDERS = {
         Contender(GADAM, "adamw held", ("held", AVERAGE)),
         Contender("Gadam, last half", "adamw held", ("held", "half")),
         Contender("Gadam, last quarter", "adamw held", ("held", "tail 25%")),
+        Contender(EASED[0], "adamw eased", ("eased", AVERAGE)),
+        Contender(EASED[1], "padamw eased", ("eased", AVERAGE)),
         Contender("GadamAuto", "adamw held", ("held", "auto")),
         Contender("Gadam + Lookahead", "gadam-lookahead held", ("held", AVERAGE)),
         Contender("SWA", "sgd held", ("held", AVERAGE)),

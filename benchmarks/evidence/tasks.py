@@ -95,16 +95,17 @@ ABLATION_CENTERS: dict[str, Center] = dict.fromkeys(VARIANTS, (1e-2, 0.3))
 
 # The strongest first: if time runs out, the first methods are complete.
 FIRST = ("adamw cosine", "schedule-free-adamw", "padamw held", "adamw held")
+EASED = ("padamw eased", "adamw eased")
 BETWEEN = ("gadamx-between", "gadam-between")
-STRONGEST = (*FIRST, *BETWEEN, "sgd cosine", "padamw cosine")
+STRONGEST = (*FIRST, *EASED, *BETWEEN, "sgd cosine", "padamw cosine")
 WITH_SWA = (*STRONGEST, "sgd held")
 WITH_ALL = (
     *WITH_SWA,
     *("gpa cosine", "muon cosine", "adamw linear", "gadam-lookahead held", "adam-l2 held"),
 )
 # SGD does not train transformers well: not worth its share of the budget there.
-TRANSFORMER = (*FIRST, *BETWEEN, "gpa cosine")
-LSTM = (*FIRST, *BETWEEN, "sgd held")
+TRANSFORMER = (*FIRST, *EASED, *BETWEEN, "gpa cosine")
+LSTM = (*FIRST, *EASED, *BETWEEN, "sgd held")
 
 _FASHION = Data("fashion-mini", validation=1500, examples=4000, size=14, augment=False)
 _CIFAR = Data("cifar100n", validation=2000, examples=7_000, size=16, augment=False, pad=2)

@@ -49,9 +49,9 @@ def targets(method: str) -> tuple[Target, ...]:
         return ((schedule, OWN),)
     if schedule == "cosine":
         return (("cosine", OWN), ("cosine", AVERAGE))
-    if base in ("sgd", "adamw", "padamw"):
+    if schedule == "held" and base in ("sgd", "adamw", "padamw"):
         return (("held", "half"), ("held", AVERAGE), ("wsd", OWN))
-    return (("held", AVERAGE),)
+    return ((schedule, AVERAGE),)
 
 
 def level(center: float, steps: int) -> float:
@@ -128,6 +128,9 @@ def pending(workload: Workload, records: list[Record]) -> list[Trial]:
     done = {record.trial for record in records}
     left = []
     for method in workload.methods:
+        held = method.replace(" eased", " held")
+        if held != method and not is_tuned(workload, held, records):
+            continue
         tuning = _to_tune(workload, method, records)
         left += [Trial(workload.name, method, knobs, 0) for knobs in tuning]
         if not tuning:
@@ -151,6 +154,23 @@ def is_tuned(workload: Workload, method: str, records: list[Record]) -> bool:
     return not _to_tune(workload, method, records)
 
 
+def center(workload: Workload, method: str, records: list[Record]) -> tuple[float, float]:
+    """Return the learning rate and the weight decay in the middle of a method's first grid.
+
+    An eased rate starts where the held rate of the same base ended.
+
+    Args:
+        workload: The task.
+        method: A base and a schedule.
+        records: The records of the task.
+    """
+    base, _, schedule = method.partition(" ")
+    held = f"{base} held"
+    if schedule == "eased" and (found := best(records, held, ("held", AVERAGE), workload.mode)):
+        return found.lr, found.weight_decay
+    return workload.centers[base]
+
+
 def _chosen(workload: Workload, method: str, records: list[Record]) -> list[Knobs]:
     found = [best(records, method, target, workload.mode) for target in targets(method)]
     return list(dict.fromkeys(knobs for knobs in found if knobs is not None))
@@ -160,7 +180,7 @@ def _to_tune(workload: Workload, method: str, records: list[Record]) -> list[Kno
     base = method.split()[0]
     tuned = [r for r in records if r.trial.seed == 0 and r.trial.base == base]
     done = {record.trial.knobs for record in tuned if record.trial.method == method}
-    lr, decay = workload.centers[base]
+    lr, decay = center(workload, method, records)
     default, *others = OWN_KNOB.get(base, (Knobs(0, 0).beta,))
     grid = [
         Knobs(level(lr, i), level(decay, j), default) for i in (0, 1, -1) for j in workload.decays
