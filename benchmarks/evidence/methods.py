@@ -45,7 +45,7 @@ WSD_TAIL = 0.2  # of the steps
 # ------------------------------------------------------------------------------------------- rates
 
 SCHEDULES = ("cosine", "held", "eased", "wsd", "linear", "cold")
-EASED_START, EASED_TO = 0.75, 0.25  # where the average starts, and the rate there
+EASED_START = 0.75  # where the average starts
 
 
 def rate_factor(name: str, step: int, total: int) -> float:
@@ -54,7 +54,7 @@ def rate_factor(name: str, step: int, total: int) -> float:
     Every schedule but "cold" begins with a linear warm-up. A "held" rate stays at 1. "wsd" is the
     same and decays linearly to 0 at the end. "linear" is the paper's: 1 for half of the run, then a
     linear decay to 0.01. "eased" is the paper's schedule for averaging, for an average of the last
-    quarter: 1 at first, then a linear decay to a quarter of the rate, which stays until the end.
+    quarter: 1 at first, then a linear decay to half of the rate, which stays until the end.
     "cold" is 1 from the first step on.
 
     Args:
@@ -71,7 +71,7 @@ def rate_factor(name: str, step: int, total: int) -> float:
     if name == "wsd":
         return warm * min(1.0, (1 - progress) / WSD_TAIL)
     if name == "eased":
-        return warm * schedule.linear_for_averaging(progress, EASED_START, EASED_TO)
+        return warm * schedule.linear_for_averaging(progress, EASED_START)
     if name == "linear":
         return warm * schedule.linear(progress, total=1)
     return warm

@@ -25,7 +25,7 @@ def test_schedules() -> None:
     )
     assert rate_factor("linear", 100, 100) == pytest.approx(0.01)
     eased = [rate_factor("eased", step, 1000) for step in (376, 526, 676, 1000)]
-    assert eased == pytest.approx([1, 0.625, 0.25, 0.25])  # the average starts at 750
+    assert eased == pytest.approx([1, 0.75, 0.5, 0.5])  # the average starts at 750
 
 
 def test_muon_equals_torchs_up_to_its_precision() -> None:
