@@ -18,7 +18,7 @@ from statistics import fmean
 from typing import Literal
 
 from benchmarks.evidence import tuning
-from benchmarks.evidence.contenders import GADAM, GADAMX, INTERPOLATED, Reading, value
+from benchmarks.evidence.contenders import EASED, GADAM, GADAMX, INTERPOLATED, Reading, value
 from benchmarks.evidence.harness import OWN, Record
 from benchmarks.evidence.results import FOLDER
 from benchmarks.evidence.statistics import Paired, holm, sign_test, stouffer, unpaired
@@ -201,6 +201,14 @@ def _duels(evidence: Evidence) -> list[Claim]:
         ],
         "GadamX with interpolation beats Schedule-Free.": [
             (INTERPOLATED[1], "Schedule-Free AdamW"),
+        ],
+        "Easing the rate before averaging beats decaying it to zero.": [
+            (EASED[0], "AdamW, WSD"),
+            (EASED[1], "PadamW, WSD"),
+        ],
+        "Easing the rate before averaging beats holding it.": [
+            (EASED[0], GADAM),
+            (EASED[1], GADAMX),
         ],
         "Averaging beats GPA.": [(GADAM, "GPA-AdamW, cosine"), (GADAMX, "GPA-AdamW, cosine")],
         "Averaging needs decoupled weight decay.": [(GADAM, "Adam with L2, average")],
