@@ -164,6 +164,9 @@ MAIN_CLAIMS = {
     "Averaging beats decaying": "averaging beats decaying the rate",
     "Averaging at a held rate beats": "it beats a cosine schedule with an average of its own",
     "Averaging beats Schedule-Free": "it beats Schedule-Free",
+    "Easing the rate before averaging beats decaying": (
+        "easing the rate to half and then averaging beats decaying it to zero"
+    ),
 }
 
 

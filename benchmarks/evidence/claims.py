@@ -2,10 +2,10 @@
 
 A verdict is "holds", "does not hold", or "cannot be said". Claims that one method beats another are
 tested in pairs over seeds: all tests together (Stouffer), corrected for the number of claims, and
-each test on its own, corrected for the number of tests (Holm). Claims that something hardly matters
-hold if the 90 % interval of the difference is inside a margin that was fixed beforehand: half a
-point of accuracy, or one percent of the perplexity. They do not hold if more of these intervals are
-outside the margin than inside.
+each test on its own, corrected for the number of tests (Holm). One task alone decides none. Claims
+that something hardly matters hold if the 90 % interval of the difference is inside a margin that
+was fixed beforehand: half a point of accuracy, or one percent of the perplexity. They do not hold
+if more of these intervals are outside the margin than inside.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ LEVEL = 0.05
 POINTS = 0.5  # the margin in points of accuracy
 RELATIVE = 0.01  # the margin in perplexity
 LEAST_SEEDS = 3
+LEAST_TASKS = 2  # for a claim about tasks in general
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ def _pool(claims: Sequence[Claim]) -> None:
     Tests on one task share runs, so their differences are first averaged by seed.
     """
     tested = [claim for claim in claims if claim.comparisons]
-    combined = []
+    combined, counts = [], []
     for claim in tested:
         tasks: dict[str, list[dict[int, float]]] = {}
         for one in claim.comparisons:
@@ -137,16 +138,19 @@ def _pool(claims: Sequence[Claim]) -> None:
         means = [_mean_by_seed(parts) for parts in tasks.values()]
         found = [Paired.of(one, dict.fromkeys(one, 0.0)) for one in means]
         combined.append(stouffer([paired for paired in found if paired is not None]))
-    for claim, (z, _), p in zip(tested, combined, holm([p for _, p in combined])):
+        counts.append(len(tasks))
+    corrected = holm([p for _, p in combined])
+    for claim, (z, _), p, tasks_tested in zip(tested, combined, corrected, counts):
         _conclude(claim)
         positive = sum(one.mean > 0 for one in claim.comparisons)
         claim.reason = (
-            f"Pooled over tasks: p = {p:.2g} {'in favor' if z > 0 else 'against'}. Single tests: "
+            f"Pooled over {tasks_tested} task{'s' * (tasks_tested > 1)}: p = {p:.2g} "
+            f"{'in favor' if z > 0 else 'against'}. Single tests: "
             f"{claim.reason.rstrip('.')}; {positive} of {len(claim.comparisons)} means in favor."
         )
         against = any(one.favors * z < 0 for one in claim.comparisons)
         claim.verdict = "cannot be said"
-        if p < LEVEL and not against:
+        if p < LEVEL and not against and tasks_tested >= LEAST_TASKS:
             claim.verdict = "holds" if z > 0 else "does not hold"
 
 

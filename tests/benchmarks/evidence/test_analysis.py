@@ -29,7 +29,7 @@ from benchmarks.evidence.tuning import pending
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.evidence import analysis, figures
+from benchmarks.evidence import analysis, claims, figures
 
 ROOT = Path(__file__).parents[3]
 METHODS = ("adamw cosine", "schedule-free-adamw", "padamw held", "adamw held")
@@ -100,6 +100,7 @@ def tasks(monkeypatch: pytest.MonkeyPatch) -> dict[str, Workload]:
         "ablation": TASKS["ablation"],
     }
     monkeypatch.setattr(analysis, "TASKS", chosen)
+    monkeypatch.setattr(claims, "LEAST_TASKS", 1)
     return chosen
 
 
@@ -174,6 +175,16 @@ def test_verdicts(summary: dict[str, Any]) -> None:
     assert claim(summary, "monotone")["verdict"] == "holds"
     assert claim(summary, "label noise")["verdict"] == "cannot be said"
     assert claim(summary, "decoupled")["reason"] == "No final runs yet."
+
+
+def test_one_task_decides_no_claim_about_tasks(
+    tasks: dict[str, Workload], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = {"fashion-noisy": finished(tasks["fashion-noisy"]), "ablation": []}
+    monkeypatch.setattr(claims, "LEAST_TASKS", 2)
+    found = claim(analysis.summarize(records.__getitem__, COSTS), "beats decaying the rate")
+    assert found["verdict"] == "cannot be said"
+    assert found["reason"].startswith("Pooled over 1 task: p = ")
 
 
 def test_a_start_that_matters_more_often_than_not(tasks: dict[str, Workload]) -> None:
