@@ -178,6 +178,9 @@ def _summary(tasks: int, behind: list[str]) -> str:
             if claim["text"].startswith(beginning):
                 first = claim["reason"].split(". ")[0].rstrip(".")  # the pooled test
                 reason = first[:1].lower() + first[1:]
+                against = sum(one["favors"] < 0 for one in claim["comparisons"])
+                if against and claim["verdict"] == "cannot be said":
+                    reason += f", but {against} of {len(claim['comparisons'])} single tests against"
                 verdicts.append(f"{words}: *{claim['verdict']}* ({reason})")
     ahead = f"on {'; '.join(behind)}" if behind else "on none of these tasks"
     return (
