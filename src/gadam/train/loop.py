@@ -213,8 +213,14 @@ class _Training:
             if "epoch so far" in state:
                 saved = state["epoch so far"]
                 self._so_far.steps, self._so_far.task = saved["steps"], saved["task"]
-                if self._ranks.is_first:
+                # On as many ranks as before, each continues its own sum: another order would round
+                # differently.
+                totals = saved.get("totals", [])
+                if len(totals) == self._ranks.size:
+                    self._so_far.total += totals[self._ranks.rank]
+                elif self._ranks.is_first:
                     self._so_far.total += saved["total"]
+                if self._ranks.is_first:
                     self._so_far.examples = saved["examples"]
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
@@ -240,6 +246,7 @@ class _Training:
             extra["epoch so far"] = {
                 "steps": steps,
                 "total": total,
+                "totals": self._so_far.totals(self._ranks),
                 "examples": examples,
                 "task": self.task.state_dict(),
             }
@@ -451,6 +458,13 @@ class _SoFar:
     def of(cls, device: torch.device) -> _SoFar:
         precise = torch.float32 if device.type == "mps" else torch.float64
         return cls(torch.zeros((), dtype=precise, device=device))
+
+    def totals(self, ranks: Ranks) -> list[float]:
+        """Return the losses of each rank."""
+        own = torch.zeros(ranks.size, dtype=torch.float64)
+        own[ranks.rank] = self.total
+        found: list[float] = ranks.sum(own).tolist()
+        return found
 
     def sums(self, ranks: Ranks) -> tuple[float, int]:
         """Return the losses and examples of all ranks."""
