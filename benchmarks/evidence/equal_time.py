@@ -53,15 +53,13 @@ def compare(
         the gain over the rival with its 95 % interval. In points of accuracy, or in percent of the
         perplexity; a positive gain is in favor of ours.
     """
-    time, steps = cost["run"], cost["step"]
+    step = cost["step"]
     found: dict[str, Document] = {}
     for ours, point in OURS.items():
         for rival, paid in RIVALS.items():
             if ours not in readings or rival not in readings:
                 continue
-            # Evaluations cost both the same: the share of the steps that the rival's time pays for.
-            evaluations = time[ours] - cost["steps"] * steps[ours]
-            share = min(1.0, (time[paid] - evaluations) / (cost["steps"] * steps[ours]))
+            share = min(1.0, step[paid] / step[ours])  # evaluations cost both the same
             mine = _at(share, ours, point, workload, records, readings[ours])
             whole = _at(1.0, ours, point, workload, records, readings[ours])
             theirs = _at(1.0, rival, readings[rival].point, workload, records, readings[rival])

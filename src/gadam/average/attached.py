@@ -43,7 +43,7 @@ class Attached:
 
     Attributes:
         averages: The averages.
-        samplers: Their samplers, in the same order.
+        samplers: Their samplers. One that interpolates is last.
         finite: The parameters that were checked after the current step, and whether they are finite
             in all processes.
     """

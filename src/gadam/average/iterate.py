@@ -609,8 +609,9 @@ class IterateAverage:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # a copied optimizer has no hooks
-        self._attach(state["optimizers"], state["averaging"], False, state["prefix"])
-        before, now = state["prefix"], self._state.store.prefix
+        before = state.get("prefix", "average")  # older pickles have none
+        self._attach(state["optimizers"], state["averaging"], False, before)
+        now = self._state.store.prefix
         slots = {
             p: {now + name.removeprefix(before): buffer for name, buffer in buffers.items()}
             for p, buffers in state["slots"].items()

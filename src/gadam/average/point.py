@@ -151,7 +151,7 @@ class GradientPoint:
 
 
 def _is_frozen(p: Tensor) -> bool:
-    """Return whether a step leaves a parameter as it is, and the user wants that."""
+    """Return True if steps do not update a parameter, because it is not trained."""
     return not p.requires_grad and p.grad is None
 
 
