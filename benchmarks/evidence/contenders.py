@@ -78,8 +78,7 @@ CONTENDERS = {
         Contender("AdamW, cosine, average", "adamw cosine", ("cosine", AVERAGE)),
         Contender("PadamW, cosine, average", "padamw cosine", ("cosine", AVERAGE)),
         Contender("SGD, cosine, average", "sgd cosine", ("cosine", AVERAGE)),
-        Contender("Muon, cosine, average", "muon cosine", ("cosine", AVERAGE)),
-        Contender("Muon, held rate, average", "muon held", ("held", AVERAGE)),
+        Contender("Muon, average", "muon held", ("held", AVERAGE)),
         Contender("Schedule-Free AdamW", "schedule-free-adamw", ("", OWN)),
         Contender("Schedule-Free SGD", "schedule-free-sgd", ("", OWN)),
         Contender(INTERPOLATED[0], "gadam-between", ("", OWN)),
@@ -96,7 +95,7 @@ CONTENDERS = {
         _plain("PadamW, WSD", "padamw held", "wsd"),
         _plain("SGD, cosine", "sgd cosine", "cosine"),
         _plain("SGD, WSD", "sgd held", "wsd"),
-        _plain("Muon, cosine", "muon cosine", "cosine"),
+        _plain("Muon, WSD", "muon held", "wsd"),
     )
 }
 

@@ -95,17 +95,15 @@ ABLATION_CENTERS: dict[str, Center] = dict.fromkeys(VARIANTS, (1e-2, 0.3))
 
 # The strongest first: if time runs out, the first methods are complete.
 FIRST = ("adamw cosine", "schedule-free-adamw", "padamw held", "adamw held")
-EASED = ("padamw eased", "adamw eased")
-BETWEEN = ("gadamx-between", "gadam-between")
-STRONGEST = (*FIRST, *EASED, *BETWEEN, "sgd cosine", "padamw cosine")
-WITH_SWA = (*STRONGEST, "sgd held")
+STRONGEST = (*FIRST, "padamw eased", "gadamx-between")
 WITH_ALL = (
-    *WITH_SWA,
-    *("gpa cosine", "muon cosine", "adamw linear", "gadam-lookahead held", "adam-l2 held"),
+    *STRONGEST,
+    *("sgd held", "sgd cosine", "muon held", "adam-l2 held", "gpa cosine", "padamw cosine"),
+    *("gadam-lookahead held", "adamw linear", "schedule-free-sgd", "adamw eased", "gadam-between"),
 )
 # SGD does not train transformers well: not worth its share of the budget there.
-TRANSFORMER = (*FIRST, *EASED, *BETWEEN, "gpa cosine")
-LSTM = (*FIRST, *EASED, *BETWEEN, "sgd held")
+TRANSFORMER = (*STRONGEST, "muon held", "gpa cosine")
+LSTM = (*STRONGEST, "sgd held")
 
 _FASHION = Data("fashion-mini", validation=1500, examples=4000, size=14, augment=False)
 _CIFAR = Data("cifar100n", validation=2000, examples=7_000, size=16, augment=False, pad=2)
@@ -140,7 +138,7 @@ _IMAGENET32 = Workload(
     "ImageNet-32 sample",
     IMAGE_CENTERS,
     0.53,
-    STRONGEST,
+    (*STRONGEST, "gadam-between"),
 )
 _ALL = (
     Workload(
@@ -148,7 +146,7 @@ _ALL = (
         "Fashion-MNIST, 30 % of the labels redrawn",
         IMAGE_CENTERS,
         0.45,
-        (*WITH_ALL, "schedule-free-sgd"),
+        WITH_ALL,
         extra=10,
         chance=10.0,
     ),

@@ -39,7 +39,8 @@ Target = tuple[str, str]  # the schedule of a record and a point, tuned on their
 def targets(method: str) -> tuple[Target, ...]:
     """Return what is tuned separately along the runs of a method.
 
-    Runs at a held rate have the paper's average, any average, and the branch that decays.
+    Runs at a held rate have the paper's average, any average, and the branch that decays. Muon has
+    no average of the paper's, and other bases have no branch that is compared.
 
     Args:
         method: A base and a schedule.
@@ -51,6 +52,8 @@ def targets(method: str) -> tuple[Target, ...]:
         return (("cosine", OWN), ("cosine", AVERAGE))
     if schedule == "held" and base in ("sgd", "adamw", "padamw"):
         return (("held", "half"), ("held", AVERAGE), ("wsd", OWN))
+    if method == "muon held":
+        return (("held", AVERAGE), ("wsd", OWN))
     return ((schedule, AVERAGE),)
 
 
