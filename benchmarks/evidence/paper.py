@@ -1,8 +1,8 @@
-"""The paper's tables and figures at mini scale that have no committed results yet.
+"""The paper's tables and figures at mini scale, on the paper's data where one can have it.
 
-`python -m benchmarks.evidence.paper plan` estimates their cost, and `run` trains them one after the
-other, the cheapest first, and packs each into `results/NAME.json`. Stop `run` at any time; rerun it
-to resume.
+`python -m benchmarks.evidence.paper plan` estimates the cost of those without committed results,
+and `run` trains them one after the other and packs each into `results/NAME.json`. Stop `run` at any
+time; rerun it to resume. Many rows of the paper stand in several tables: each is trained once.
 """
 
 from __future__ import annotations
@@ -12,22 +12,25 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from gadam.commands.recipes import apply
+from gadam.commands.sweeps import select_rows
 from gadam.runs.archive import write_archive
 from gadam.runs.recipe import Recipe
 from gadam.train import tasks
 from gadam.train.experiments import get
 
-__all__ = ["EXPERIMENTS", "Reproduction", "core_minutes", "recipes_of"]
+__all__ = ["EXPERIMENTS", "Reproduction", "core_minutes", "trained"]
 
 RESULTS = Path(__file__).parents[2] / "results"
 
 _SMALL = ("data.examples=5000", "data.validation=2000", "data.size=16", "data.label_noise=0")
+CIFAR10 = ("data.name=cifar10", *_SMALL)
 CIFAR100 = ("data.name=cifar100", *_SMALL)
 IMAGENET32 = ("data.name=imagenet32", *_SMALL)
 MNIST = ("data.name=mnist", "data.examples=10000", "data.validation=2000", "data.size=28")
@@ -35,16 +38,18 @@ MNIST = ("data.name=mnist", "data.examples=10000", "data.validation=2000", "data
 
 @dataclass(frozen=True)
 class Reproduction:
-    """How an experiment is run.
+    """How some rows of an experiment are reproduced.
 
     Args:
-        settings: Changes to all of its recipes. None keeps the bundled data, a part of
-            Fashion-MNIST with noisy labels.
-        rows: Train only the rows with these words in their label.
+        settings: Changes to their recipes. None keeps the bundled data, a part of Fashion-MNIST
+            with noisy labels.
+        rows: The rows with these words in their label; all if empty.
+        is_trained: Whether to train them. If not, they are rows of another experiment too.
     """
 
     settings: tuple[str, ...] = ()
     rows: str = ""
+    is_trained: bool = True
 
     def command(self, name: str) -> list[str]:
         """Return the command line.
@@ -56,43 +61,53 @@ class Reproduction:
         sets = [argument for setting in self.settings for argument in ("--set", setting)]
         return ["gadam", "reproduce", name, *rows, *sets]
 
+    def recipes(self, name: str) -> dict[str, Recipe]:
+        """Return the recipes by row.
 
-# On the paper's data where one can have it without an account. 3,000 images with their true labels,
-# without augmentation, are fewer than the networks have parameters, as in the paper.
-EXPERIMENTS = {
-    "mnist-logistic": Reproduction(MNIST),
-    "tab-auto": Reproduction(CIFAR100),
-    "fig2a": Reproduction(CIFAR100),
-    "fig3a": Reproduction(CIFAR100),
-    "tab-resnext": Reproduction(CIFAR100),
-    "tab-linear-step": Reproduction(CIFAR100),
-    "fig-lookahead": Reproduction(CIFAR100),
-    "fig1a": Reproduction(CIFAR100),
-    "tab-c10": Reproduction(),
-    "tab-cifar": Reproduction(CIFAR100, rows="C-100"),
-    "tab-imagenet32": Reproduction(IMAGENET32),
+        Args:
+            name: The experiment.
+
+        Raises:
+            ValueError: A setting is wrong.
+        """
+        experiment = select_rows(get(name, "mini"), self.rows)
+        made, problems = apply(dict(experiment.recipes), self.settings)
+        if problems:
+            raise ValueError("\n".join(problems))
+        return made
+
+
+def _shared(settings: tuple[str, ...], rows: str = "") -> Reproduction:
+    return Reproduction(settings, rows, is_trained=False)
+
+
+# 3,000 images with their true labels, without augmentation, are fewer than the networks have
+# parameters, as in the paper. At most the first part of an experiment is trained.
+EXPERIMENTS: dict[str, tuple[Reproduction, ...]] = {
+    "mnist-logistic": (Reproduction(MNIST),),
+    "tab-auto": (Reproduction(CIFAR100),),
+    "fig2a": (Reproduction(CIFAR100),),
+    "tab-cifar": (Reproduction(CIFAR100, "C-100"), _shared(CIFAR10, "C-10")),
+    "tab-c10": (Reproduction(CIFAR10),),
+    "fig1a": (Reproduction(CIFAR100),),
+    "fig-lookahead": (Reproduction(CIFAR100, "LH"), _shared(CIFAR100)),
+    "tab-linear-step": (Reproduction(CIFAR100, "step"), _shared(CIFAR100, "linear")),
+    "tab-resnext": (Reproduction(CIFAR100),),
+    "tab-imagenet32": (Reproduction(IMAGENET32),),
+    "fig3a": (_shared(CIFAR100),),
+    "fig3b": (_shared(CIFAR100),),
+    "fig-c10": (_shared(CIFAR10),),
 }
 
 
-def recipes_of(name: str) -> list[Recipe]:
-    """Return the recipes that an experiment trains.
+def trained(name: str) -> Reproduction | None:
+    """Return what an experiment trains itself, or None if other experiments train all of it.
 
     Args:
         name: One of :data:`EXPERIMENTS`.
-
-    Raises:
-        ValueError: A setting is wrong.
     """
-    plan = EXPERIMENTS[name]
-    rows = {
-        label: recipe
-        for label, recipe in get(name, "mini").recipes.items()
-        if plan.rows.lower() in label.lower()
-    }
-    made, problems = apply(rows, plan.settings)
-    if problems:
-        raise ValueError("\n".join(problems))
-    return list(made.values())
+    first = EXPERIMENTS[name][0]
+    return first if first.is_trained else None
 
 
 def core_minutes(name: str, seeds: int) -> float:
@@ -104,7 +119,8 @@ def core_minutes(name: str, seeds: int) -> float:
     """
     known: dict[tuple[object, ...], tuple[float, float]] = {}
     total = 0.0
-    for recipe in recipes_of(name):
+    plan = trained(name)
+    for recipe in plan.recipes(name).values() if plan else ():
         kind = recipe.model, recipe.data, recipe.batch_size
         if kind not in known:
             known[kind] = _one_epoch(recipe)
@@ -135,9 +151,7 @@ def _one_epoch(recipe: Recipe) -> tuple[float, float]:
 def plan(results: Path, workers: int) -> None:
     """Print the command and the core-minutes of everything that remains."""
     total = 0.0
-    for name, one in EXPERIMENTS.items():
-        if (results / f"{name}.json").exists():
-            continue
+    for name, one in _remaining(results):
         minutes = core_minutes(name, get(name, "mini").seeds)
         total += minutes
         print(f"{minutes:6.1f}  {' '.join(one.command(name))}", flush=True)
@@ -147,14 +161,18 @@ def plan(results: Path, workers: int) -> None:
 def run(results: Path, workers: int) -> None:
     """Train and pack everything that remains."""
     os.nice(19)
-    for name, one in EXPERIMENTS.items():
-        target = results / f"{name}.json"
-        if target.exists():
-            continue
+    for name, one in _remaining(results):
         command = [sys.executable, "-m", *one.command(name), "--workers", str(workers), "--quiet"]
         print(" ".join(one.command(name)), flush=True)
         subprocess.run(command, check=True)
-        write_archive(Path("runs", name), target)
+        write_archive(Path("runs", name), results / f"{name}.json")
+
+
+def _remaining(results: Path) -> Iterator[tuple[str, Reproduction]]:
+    for name in EXPERIMENTS:
+        one = trained(name)
+        if one is not None and not (results / f"{name}.json").exists():
+            yield name, one
 
 
 def main() -> None:

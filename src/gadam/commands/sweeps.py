@@ -47,6 +47,7 @@ __all__ = [
     "make_launcher",
     "run_all",
     "run_experiment",
+    "select_rows",
     "workspace",
 ]
 
@@ -68,7 +69,7 @@ def run_experiment(
     Returns:
         The exit code.
     """
-    experiment = _select(experiments.get(name, scale), rows)
+    experiment = select_rows(experiments.get(name, scale), rows)
     if methods:
         kept = {row: r for row, r in experiment.recipes.items() if r.method in methods}
         experiment = experiment.restricted_to(kept)
@@ -213,8 +214,16 @@ def _analyze(folder: Path, options: SweepOptions) -> bool:
     )
 
 
-def _select(experiment: Experiment, wanted: str) -> Experiment:
-    """Keep the rows with these words in their label, ignoring case."""
+def select_rows(experiment: Experiment, wanted: str) -> Experiment:
+    """Return the experiment with only some of its rows.
+
+    Args:
+        experiment: The experiment.
+        wanted: Keep the rows with these words in their label, ignoring case; all if empty.
+
+    Raises:
+        RecipeError: No row has them.
+    """
     words = re.compile(rf"(?<!\w){re.escape(wanted)}(?!\w)", re.IGNORECASE)
     kept = {row: r for row, r in experiment.recipes.items() if words.search(row) or not wanted}
     if not kept:

@@ -2,30 +2,63 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from benchmarks.evidence.harness import EVALUATIONS
-from benchmarks.evidence.paper import CIFAR100, EXPERIMENTS, Reproduction, recipes_of
+from benchmarks.evidence.paper import EXPERIMENTS, Reproduction
 from benchmarks.evidence.tasks import TASKS
 
 from benchmarks.evidence import costs, equal_time, paper
+from gadam.runs.recipe import Recipe
+from gadam.train.experiments import get
+
+
+def _recipes(name: str, *, trained: bool | None = None) -> dict[str, Recipe]:
+    """Return the recipes of all parts of an experiment, or of those that are trained or not."""
+    parts = [one for one in EXPERIMENTS[name] if trained is None or one.is_trained is trained]
+    return {row: recipe for one in reversed(parts) for row, recipe in one.recipes(name).items()}
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_every_experiment_has_recipes(name: str) -> None:
-    recipes = recipes_of(name)
-    assert recipes
-    expected = dict(setting.split("=") for setting in EXPERIMENTS[name].settings)
-    for recipe in recipes:
-        assert recipe.data.name == expected.get("data.name", "fashion-mini")
-        if EXPERIMENTS[name].settings == CIFAR100:
-            assert recipe.data.label_noise == 0
-            assert recipe.data.examples == 5000
+def test_every_row_is_on_the_data_of_its_part(name: str) -> None:
+    for part in EXPERIMENTS[name]:
+        expected = dict(setting.split("=") for setting in part.settings)
+        recipes = part.recipes(name)
+        assert recipes
+        for recipe in recipes.values():
+            assert recipe.data.name == expected["data.name"]
+            if "data.label_noise" in expected:
+                assert recipe.data.label_noise == 0
+                assert recipe.data.examples == 5000
 
 
-def test_rows_on_other_data_are_left_out() -> None:
-    """No row that says CIFAR-10 is trained on CIFAR-100."""
-    assert len(recipes_of("tab-cifar")) == 12
-    assert all("c-100" in recipe.name for recipe in recipes_of("tab-cifar"))
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_all_rows_are_planned(name: str) -> None:
+    assert _recipes(name).keys() == get(name).recipes.keys()
+
+
+def test_rows_that_are_not_trained_are_trained_elsewhere() -> None:
+    trained = {
+        replace(recipe, name="")
+        for name in EXPERIMENTS
+        for recipe in _recipes(name, trained=True).values()
+    }
+    for name in EXPERIMENTS:
+        for recipe in _recipes(name, trained=False).values():
+            assert replace(recipe, name="") in trained
+
+
+def test_only_the_first_part_of_an_experiment_is_trained() -> None:
+    for name, parts in EXPERIMENTS.items():
+        assert not any(part.is_trained for part in parts[1:])
+        assert paper.trained(name) is (parts[0] if parts[0].is_trained else None)
+
+
+def test_rows_are_on_the_data_that_they_name() -> None:
+    data = {row: recipe.data.name for row, recipe in _recipes("tab-cifar").items()}
+    assert len(data) == 24
+    assert all(name == ("cifar100" if "C-100" in row else "cifar10") for row, name in data.items())
 
 
 def test_the_command_line() -> None:
@@ -33,10 +66,9 @@ def test_the_command_line() -> None:
     assert plan.command("x") == ["gadam", "reproduce", "x", "--rows", "C-100", "--set", "epochs=3"]
 
 
-def test_a_wrong_setting_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(paper.EXPERIMENTS, "fig2a", Reproduction(("data.nam=cifar100",)))
+def test_a_wrong_setting_is_found() -> None:
     with pytest.raises(ValueError, match="nam"):
-        recipes_of("fig2a")
+        Reproduction(("data.nam=cifar100",)).recipes("fig2a")
 
 
 def test_costs_are_measured_for_every_contender() -> None:
