@@ -14,13 +14,11 @@ from statistics import fmean, quantiles
 from benchmarks.evidence import averages, equal_time, tuning
 from benchmarks.evidence.claims import Evidence, judge
 from benchmarks.evidence.contenders import (
+    CHAMPIONS,
     CONTENDERS,
-    EASED,
-    GADAM,
-    GADAMX,
-    INTERPOLATED,
     Contender,
     Reading,
+    champions,
     read,
     value,
 )
@@ -33,7 +31,6 @@ from gadam.runs.files import Document
 
 __all__ = ["summarize"]
 
-REFERENCES = (GADAM, GADAMX, *EASED, *INTERPOLATED)
 ABLATION = "ablation"
 
 
@@ -97,7 +94,7 @@ def _task(workload: Workload, records: list[Record], readings: dict[str, Reading
         if reading.test:
             row["mean"], row["error"] = mean_and_error(list(reading.test.values()))
         rows.append(row)
-    for reference in REFERENCES:
+    for reference in CHAMPIONS:
         _compare(rows, readings, reference, _sign(workload))
     rows.sort(key=lambda row: _rank(row, _sign(workload)))
     trained = [method for method in workload.methods if _is_begun(method, records)]
@@ -116,6 +113,7 @@ def _task(workload: Workload, records: list[Record], readings: dict[str, Reading
         "remaining runs": round(tuning.expected_runs(workload, records)),
         "missing methods": [method for method in workload.methods if method not in trained],
         "seeds": len(workload.seeds),
+        "champions": champions(workload, readings),
         "rows": rows,
         "grids": _grids(workload, records),
     }

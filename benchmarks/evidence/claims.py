@@ -18,7 +18,15 @@ from statistics import fmean
 from typing import Literal
 
 from benchmarks.evidence import tuning
-from benchmarks.evidence.contenders import EASED, GADAM, GADAMX, INTERPOLATED, Reading, value
+from benchmarks.evidence.contenders import (
+    EASED,
+    GADAM,
+    GADAMX,
+    INTERPOLATED,
+    Reading,
+    champions,
+    value,
+)
 from benchmarks.evidence.harness import OWN, Record
 from benchmarks.evidence.results import FOLDER
 from benchmarks.evidence.statistics import Paired, holm, sign_test, stouffer, unpaired
@@ -217,7 +225,10 @@ def _duels(evidence: Evidence) -> list[Claim]:
         "Averaging beats GPA.": [(GADAM, "GPA-AdamW, cosine"), (GADAMX, "GPA-AdamW, cosine")],
         "Averaging needs decoupled weight decay.": [(GADAM, "Adam with L2, average")],
     }
-    claims = []
+    claims = [
+        _best_against(evidence, "The best average beats the best decayed rate.", "decayed"),
+        _best_against(evidence, "The best average beats the best other method.", "rival"),
+    ]
     for text, compared in pairs.items():
         claim = Claim(text)
         for task in evidence.workloads:
@@ -227,6 +238,19 @@ def _duels(evidence: Evidence) -> list[Claim]:
         claims.append(claim)
     claims.append(_noise(evidence))
     return claims
+
+
+def _best_against(evidence: Evidence, text: str, opponent: str) -> Claim:
+    """Compare what a user would choose on validation data: of averages, and of other methods."""
+    claim = Claim(text)
+    for task, workload in evidence.workloads.items():
+        chosen = champions(workload, evidence.readings.get(task, {}))
+        if "average" not in chosen or opponent not in chosen:
+            continue
+        first, second = chosen["average"], chosen[opponent]
+        a, b = evidence.oriented(task, first), evidence.oriented(task, second)
+        claim.comparisons += _tested(task, f"{first} − {second}", a, b)
+    return claim
 
 
 def _noise(evidence: Evidence) -> Claim:

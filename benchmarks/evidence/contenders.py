@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Literal
 
-from benchmarks.evidence import tuning
+from benchmarks.evidence import methods, tuning
 from benchmarks.evidence.harness import OWN, Record, Trial
 from benchmarks.evidence.methods import Knobs
 from benchmarks.evidence.tasks import Workload
 from benchmarks.evidence.tuning import AVERAGE, Target
 
 __all__ = [
+    "CHAMPIONS",
     "CONTENDERS",
     "EASED",
     "GADAM",
@@ -20,6 +22,7 @@ __all__ = [
     "INTERPOLATED",
     "Contender",
     "Reading",
+    "champions",
     "read",
     "value",
 ]
@@ -27,6 +30,7 @@ __all__ = [
 GADAM, GADAMX = "Gadam", "GadamX"
 INTERPOLATED = ("Gadam, interpolated", "GadamX, interpolated")
 EASED = ("Gadam, eased rate", "GadamX, eased rate")
+Family = Literal["average", "decayed", "other"]
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,18 @@ class Contender:
     def is_tuned_separately(self) -> bool:
         """Whether final runs are at the best setting of this very point."""
         return self.target in tuning.targets(self.method)
+
+    @property
+    def family(self) -> Family:
+        """What it is: an average at a rate that stays high, a decayed rate, or another method.
+
+        A cosine with an average, Schedule-Free, and GPA are other methods.
+        """
+        if not self.is_averaged:
+            return "decayed"
+        stays_high = self.target[0] in ("held", "eased")
+        is_ours = stays_high or self.method.split()[0] in methods.INTERPOLATED
+        return "average" if is_ours else "other"
 
 
 def _plain(label: str, method: str, schedule: str) -> Contender:
@@ -98,6 +114,13 @@ CONTENDERS = {
         _plain("Muon, WSD", "muon held", "wsd"),
     )
 }
+# Averages at a rate that stays high: the best of them on validation data stands for all. Those with
+# a fixed window are left out, because the others choose among windows.
+CHAMPIONS = tuple(
+    label
+    for label, one in CONTENDERS.items()
+    if one.family == "average" and one.target[1] in (AVERAGE, OWN)
+)
 
 
 @dataclass(frozen=True)
@@ -173,3 +196,29 @@ def read(contender: Contender, workload: Workload, records: Sequence[Record]) ->
     is_tuned = tuning.is_tuned(workload, contender.method, list(records))
     validation = fmean(record.final(point) for record in chosen)
     return Reading(knobs, point, validation, len(tried), is_tuned, test)
+
+
+def champions(workload: Workload, readings: Mapping[str, Reading]) -> dict[str, str]:
+    """Return the best average, decayed rate, and method other than averages, on validation data.
+
+    Args:
+        workload: The task.
+        readings: What the records say about its contenders. Only those with all final seeds count.
+
+    Returns:
+        Labels by "average", "decayed", and "rival". One without candidates is left out.
+    """
+    final = {
+        label: reading.validation
+        for label, reading in readings.items()
+        if reading.is_tuned and len(reading.test) == len(workload.seeds)
+    }
+    candidates = {
+        "average": [label for label in final if label in CHAMPIONS],
+        "decayed": [label for label in final if CONTENDERS[label].family == "decayed"],
+        "rival": [label for label in final if CONTENDERS[label].family != "average"],
+    }
+    choose = max if workload.mode == "max" else min
+    return {
+        role: choose(labels, key=final.__getitem__) for role, labels in candidates.items() if labels
+    }
