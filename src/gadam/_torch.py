@@ -35,6 +35,7 @@ __all__ = [
     "fused_adam",
     "global_step_post_hooks",
     "group_by_device_and_dtype",
+    "is_nested_step",
     "is_on_host",
     "is_zero_tensor",
     "new_dtensor",
@@ -188,6 +189,33 @@ def global_step_post_hooks() -> Hooks:
         handle.remove()
     hooks: Hooks = table
     return hooks
+
+
+_wrap_step: Any = getattr(Optimizer, "profile_hook_step", None)
+# All steps are wrapped by closures of one function, which call the hooks.
+_STEP_CODE = None if _wrap_step is None else _wrap_step(lambda *_: None).__code__
+
+
+def is_nested_step(optimizer: Optimizer) -> bool:
+    """Return True in a hook of a step that was called within another step of the same optimizer.
+
+    If a class and its subclass have a ``step`` each, and both have been instantiated, torch calls
+    the hooks in both: a subclass that calls ``super().step()`` runs them twice. The outer step is
+    the one that counts.
+
+    Args:
+        optimizer: The optimizer whose hook calls this function.
+    """
+    steps = [vars(one).get("step") for one in type(optimizer).__mro__]
+    if _STEP_CODE is None or sum(hasattr(step, "hooked") for step in steps) < 2:
+        return False
+    found = 0
+    frame = inspect.currentframe()
+    while frame is not None and found < 2:
+        if frame.f_code is _STEP_CODE:
+            found += frame.f_locals.get("self") is optimizer
+        frame = frame.f_back
+    return found == 2
 
 
 def check_graph_capture(optimizer: Optimizer) -> None:

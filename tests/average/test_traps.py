@@ -19,6 +19,7 @@ from torch.optim.swa_utils import AveragedModel, update_bn
 import gadam
 from average_models import in_one_process
 from contract import parameters, same, set_gradients, train
+from gadam import _torch
 
 # 1. Optimizer.load_state_dict casts state to the parameter's dtype
 
@@ -386,3 +387,94 @@ def test_buffers_exist_from_the_first_step_on():
     sgd = torch.optim.SGD(parameters(), lr=0.1)
     average = gadam.IterateAverage(sgd, gadam.Averaging(start=1000))
     assert len(average.state_dict()["state"]) == 5
+
+
+# 12. torch calls the hooks of step() twice if a subclass calls super().step()
+
+
+def _calls_super(base: Any) -> Any:
+    class Subclass(base):
+        def step(self, closure: Any = None) -> Any:
+            loss = super().step(closure)
+            with torch.no_grad():
+                for p in self.param_groups[0]["params"]:
+                    p.clamp_(-1, 1)
+            return loss
+
+    return Subclass
+
+
+def _clamped_after_step(optimizer: torch.optim.Optimizer) -> None:
+    @torch.no_grad()
+    def clamp(*_: object) -> None:
+        for p in optimizer.param_groups[0]["params"]:
+            p.clamp_(-1, 1)
+
+    handle = optimizer.register_step_post_hook(clamp)
+    _torch.optimizer_hooks(optimizer, "step_post").move_to_end(handle.id, last=False)
+
+
+@pytest.mark.parametrize("plan", [{"start": 3}, {"start": 2, "interpolation": 0.9}], ids=str)
+@pytest.mark.parametrize("lookahead", [False, True])
+@pytest.mark.parametrize("base", [gadam.Gadam, torch.optim.AdamW, torch.optim.SGD])
+def test_a_subclass_that_calls_super_counts_each_step_once(base, lookahead, plan):
+    """It has the same iterates and average as the base class with a hook that does the same."""
+    base(parameters(), lr=0.1)  # from now on, torch calls hooks in the step of the base class
+    found = []
+    for is_subclass in (True, False):
+        params = parameters()
+        optimizer = (_calls_super(base) if is_subclass else base)(params, lr=0.1)
+        calls: list[int] = []
+        optimizer.register_step_post_hook(lambda *_, calls=calls: calls.append(1))
+        trained = gadam.Lookahead(optimizer, k=2) if lookahead else optimizer
+        if not is_subclass:
+            _clamped_after_step(optimizer)
+        average = gadam.IterateAverage(optimizer, gadam.Averaging(**plan))
+        iterates = train(trained, params, 6)
+        assert len(calls) == (12 if is_subclass else 6)
+        assert average.count == 6 - plan["start"] + 1
+        with average.applied():
+            found.append((iterates, [p.detach().clone() for p in params]))
+    same(*found)
+
+
+def test_a_subclass_that_calls_super_is_sampled_after_global_hooks():
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    base = torch.optim.SGD
+    base(parameters(), lr=0.1)
+    handle = register_optimizer_step_post_hook(lambda *_: None)
+    try:
+        params = parameters()
+        optimizer = _calls_super(base)(params, lr=0.1)
+        average = gadam.IterateAverage(optimizer, gadam.Averaging(start=1))
+        iterates = train(optimizer, params, 4)
+    finally:
+        handle.remove()
+    assert average.count == 4
+    with average.applied():
+        mean = torch.stack([iterate[0] for iterate in iterates]).mean(0)
+        torch.testing.assert_close(params[0].detach(), mean)
+
+
+def test_a_step_that_fails_does_not_hide_the_next_one():
+    class Fails(torch.optim.SGD):
+        fail = False
+
+        def step(self, closure: Any = None) -> Any:
+            super().step(closure)
+            if self.fail:
+                raise RuntimeError("failed")
+
+    torch.optim.SGD(parameters(), lr=0.1)
+    params = parameters()
+    optimizer = Fails(params, lr=0.1)
+    average = gadam.IterateAverage(optimizer, gadam.Averaging(start=1))
+    for optimizer.fail in (False, True, False):
+        set_gradients(params, 1)
+        if optimizer.fail:
+            with pytest.raises(RuntimeError, match="failed"):
+                optimizer.step()
+        else:
+            optimizer.step()
+    assert average.count == 2

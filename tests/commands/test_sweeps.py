@@ -165,10 +165,10 @@ def test_settings_of_the_average_apply_to_rows_that_have_one(tmp_path):
 def test_rows_are_selected_by_whole_words():
     experiment = experiments.get("tab-cifar")
     for wanted in ("gadam", "GADAM"):
-        rows = sweeps._select(experiment, wanted).recipes
+        rows = sweeps.select_rows(experiment, wanted).recipes
         assert rows
         assert all(row.endswith("Gadam") for row in rows)  # not GadamX
-    assert sweeps._select(experiment, "") == experiment
+    assert sweeps.select_rows(experiment, "") == experiment
 
 
 def test_published_numbers_are_dropped_if_the_task_changes(monkeypatch):

@@ -110,6 +110,8 @@ class Sampler:
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if _torch.is_nested_step(optimizer):
+            return None
         if applied_average(self.state.optimizers) is not None:
             raise RuntimeError(
                 "step() was called while the averaged weights are applied. Leave the "
@@ -175,7 +177,7 @@ class Sampler:
 
     @_torch.disable_dynamo
     def _after_step(self, optimizer: Optimizer, *_: object) -> None:
-        if not self.after_global_hooks:
+        if not self.after_global_hooks and not _torch.is_nested_step(optimizer):
             self.finish_step(optimizer)
 
     @torch.no_grad()
@@ -507,6 +509,8 @@ class Sampler:
 @_torch.disable_dynamo
 def _finish_steps(optimizer: Optimizer, *_: object) -> None:
     """Sample after all global hooks: a hook of torch.optim.optimizer, registered on demand."""
+    if _torch.is_nested_step(optimizer):
+        return
     for sampler in samplers_of(optimizer):
         if sampler.after_global_hooks:
             sampler.finish_step(optimizer)

@@ -160,6 +160,8 @@ class Lookahead(Optimizer):
     @_torch.disable_dynamo
     @torch.no_grad()
     def _after_step(self, *_: object) -> None:
+        if _torch.is_nested_step(self.optimizer):
+            return
         # Not before the step: optimizers initialize a parameter's state only if it is empty, and
         # only if the parameter has a gradient.
         for p in [p for p in self._initial if p.grad is not None]:
