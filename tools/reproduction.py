@@ -136,11 +136,11 @@ def _rows(name: str) -> list[_Row]:
         found = {row["label"]: _Row(row["label"], name, row) for row in own}
     is_planned = name in paper.EXPERIMENTS
     if is_planned or not found:
-        for part in paper.EXPERIMENTS.get(name, (paper.Reproduction(),)):
-            for label, recipe in part.recipes(name).items():
-                shared = _trained().get((replace(recipe, name=""), small.metric_of(label)))
-                if shared is not None:
-                    found.setdefault(label, replace(shared, label=label))
+        whole = paper.experiment_of(name) if is_planned else small
+        for label, recipe in whole.recipes.items():
+            shared = _trained().get((replace(recipe, name=""), whole.metric_of(label)))
+            if shared is not None:
+                found.setdefault(label, replace(shared, label=label))
         if not is_planned and len(found) < len(small.recipes):
             return []  # a few rows that happen to be there, without those to compare them with
     return [found[label] for label in small.recipes if label in found]

@@ -48,6 +48,7 @@ __all__ = [
     "run_all",
     "run_experiment",
     "select_rows",
+    "train_experiment",
     "workspace",
 ]
 
@@ -77,12 +78,28 @@ def run_experiment(
     experiment = replace(
         experiment, command=_command_line(name, scale, rows, experiment, options, methods)
     )
-    recipes = experiment.recipes
     folder = options.folder(name if scale == "mini" else f"{name}-{scale}")
+    return train_experiment(experiment, folder, options, scale)
+
+
+def train_experiment(
+    experiment: Experiment, folder: Path, options: SweepOptions, scale: Scale = "mini"
+) -> int:
+    """Train all rows and seeds of an experiment as it is, and write its table and report.
+
+    Args:
+        experiment: What to train.
+        folder: The folder of its runs.
+        options: How to train it. Its settings are not applied.
+        scale: "mini" or "paper".
+
+    Returns:
+        The exit code.
+    """
     jobs = {
         (row, seed): job(row, recipe, seed, folder / f"{experiments.slug(row)}-{seed}", options)
         for seed in range(experiment.seeds)
-        for row, recipe in recipes.items()
+        for row, recipe in experiment.recipes.items()
     }
     with workspace(folder, options):
         done = run_all(list(jobs.values()), options, experiment=(experiment, folder))
