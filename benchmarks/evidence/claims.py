@@ -193,7 +193,7 @@ def _conclude(claim: Claim) -> None:
 
 def _duels(evidence: Evidence) -> list[Claim]:
     pairs: dict[str, list[tuple[str, str]]] = {
-        "Averaging beats decaying the rate, at equal steps.": [
+        "Averaging at a held rate beats decaying the rate, for each optimizer.": [
             (GADAM, "AdamW, cosine"),
             (GADAM, "AdamW, WSD"),
             (GADAM, "AdamW, linear"),
@@ -207,7 +207,7 @@ def _duels(evidence: Evidence) -> list[Claim]:
             (GADAMX, "PadamW, cosine, average"),
             ("SWA", "SGD, cosine, average"),
         ],
-        "Averaging beats Schedule-Free.": [
+        "Averaging at a held rate beats Schedule-Free.": [
             (GADAM, "Schedule-Free AdamW"),
             (GADAMX, "Schedule-Free AdamW"),
         ],
@@ -222,7 +222,10 @@ def _duels(evidence: Evidence) -> list[Claim]:
             (EASED[0], GADAM),
             (EASED[1], GADAMX),
         ],
-        "Averaging beats GPA.": [(GADAM, "GPA-AdamW, cosine"), (GADAMX, "GPA-AdamW, cosine")],
+        "Averaging at a held rate beats GPA.": [
+            (GADAM, "GPA-AdamW, cosine"),
+            (GADAMX, "GPA-AdamW, cosine"),
+        ],
         "Averaging needs decoupled weight decay.": [(GADAM, "Adam with L2, average")],
     }
     claims = [

@@ -166,7 +166,7 @@ def test_means_and_paired_differences(summary: dict[str, Any]) -> None:
 
 def test_verdicts(summary: dict[str, Any]) -> None:
     assert claim(summary, "beats decaying the rate")["verdict"] == "holds"
-    assert claim(summary, "Averaging beats Schedule-Free")["verdict"] == "holds"
+    assert claim(summary, "Averaging at a held rate beats Schedule-Free")["verdict"] == "holds"
     assert claim(summary, "the best decayed rate")["verdict"] == "holds"
     assert claim(summary, "the best other method")["verdict"] == "holds"
     assert claim(summary, "as good.")["verdict"] == "holds"  # the stride costs 0.2 points
@@ -290,7 +290,9 @@ def test_a_rival_that_leads_is_said_to_lead(
     monkeypatch.setitem(TRUTH, "schedule-free-adamw", (90.0, math.nan))
     records = {"fashion-noisy": finished(tasks["fashion-noisy"]), "ablation": []}
     found = analysis.summarize(records.__getitem__, COSTS)
-    assert claim(found, "Averaging beats Schedule-Free")["verdict"] == "does not hold"
+    assert (
+        claim(found, "Averaging at a held rate beats Schedule-Free")["verdict"] == "does not hold"
+    )
     assert claim(found, "beats decaying the rate")["verdict"] == "holds"
 
 
@@ -412,7 +414,7 @@ def test_the_page_says_what_the_summary_says(
     assert "| GadamX | 50.0 % | 1.00 | **+4.0** (+4.0 to +4.0) |" in at_equal_time
     assert "| last 25% | -2.20 | -2.20 | -2.20 |" in page["evidence-averages-held"]
     assert "GadamX − " in page["evidence-overview"]
-    assert "on 1 of 7 tasks" in page["evidence-overview"]
+    assert "Verdicts on 1 of 7 tasks" in page["evidence-overview"]
     assert "significantly ahead on none of these tasks" in page["evidence-overview"]
 
 
