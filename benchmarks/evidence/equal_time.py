@@ -22,18 +22,22 @@ from gadam.runs.files import Document
 __all__ = ["RIVALS", "compare", "on_curve"]
 
 # The point that is read along the runs of each method of ours.
-OURS = {GADAM: "ema 5%", GADAMX: "ema 5%", **dict.fromkeys(INTERPOLATED, OWN)}
+OURS = {GADAM: "ema 5%", GADAMX: "ema 5%", "SWA": "ema 5%", **dict.fromkeys(INTERPOLATED, OWN)}
 # Rivals, and the rows of the cost table that they pay for.
 RIVALS = {
     "AdamW, cosine": "AdamW",
     "AdamW, WSD": "AdamW",
+    "AdamW, linear": "AdamW",
     "AdamW, cosine, average": "Gadam",
     "PadamW, cosine": "PadamW",
     "PadamW, WSD": "PadamW",
     "PadamW, cosine, average": "GadamX",
     "SGD, cosine": "SGD",
     "SGD, WSD": "SGD",
+    "SGD, cosine, average": "SWA",
+    "Muon, WSD": "Muon",
     "Schedule-Free AdamW": "Schedule-Free AdamW",
+    "GPA-AdamW, cosine": "GPA-AdamW",
 }
 
 
