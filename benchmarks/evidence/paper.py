@@ -74,7 +74,7 @@ SETTINGS: dict[str, tuple[tuple[float, float], tuple[float, float]]] = {
     "padam": ((0.1, 5e-4), (0.3, 1e-3)),
 }
 GRIDS: dict[Literal["sgd"], tuple[tuple[float, ...], tuple[float, ...]]] = {
-    "sgd": ((0.03, 0.1, 0.3), (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)),
+    "sgd": ((0.03, 0.1, 0.3, 1.0), (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)),
 }
 TUNING_SEED = 10
 TUNED = RESULTS / "evidence" / "paper-settings.json"
