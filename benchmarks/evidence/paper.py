@@ -67,7 +67,7 @@ EXPERIMENTS: dict[str, str | None] = {
 # vgg-mini on CIFAR-100: of sgd by `tune`, of adamw and padamw in the evidence (the average of half of
 # the run and a decayed rate, task cifar100-2k). Those of adam and padam are guesses.
 SETTINGS: dict[str, tuple[tuple[float, float], tuple[float, float]]] = {
-    "sgd": ((0.1, 5e-4), (0.1, 5e-3)),
+    "sgd": ((0.1, 5e-4), (0.3, 3e-4)),
     "adam": ((1e-3, 1e-4), (1e-2, 1e-3)),
     "adamw": ((5e-4, 0.25), (3e-3, 0.3)),
     "padamw": ((0.1, 2.5e-3), (0.3, 3e-3)),
@@ -80,15 +80,19 @@ TUNING_SEED = 10
 TUNED = RESULTS / "evidence" / "paper-settings.json"
 
 
-def _adapted(optimizer: Optimizer, data: str) -> Optimizer:
+def _adapted(recipe: Recipe) -> Optimizer:
     """Return a setting of the paper as it suits the small networks and data.
 
     Ratios between networks and rows are the paper's. On ImageNet-32, the paper has 400 times as
-    many images and hardly any decay: there, the settings are those of CIFAR-100.
+    many images and hardly any decay: there, the settings are those of CIFAR-100. A network without
+    BatchNorm does not train at higher rates, and keeps the paper's.
     """
+    optimizer = recipe.optimizer
     (paper_lr, paper_decay), (lr, decay) = SETTINGS[optimizer.name]
-    if data == "imagenet32":
+    if recipe.data.name == "imagenet32":
         return replace(optimizer, lr=lr, weight_decay=decay)
+    if recipe.model == "vgg16":
+        lr = paper_lr
     return replace(
         optimizer,
         lr=optimizer.lr * lr / paper_lr,
@@ -106,13 +110,12 @@ def experiment_of(name: str) -> Experiment:
     recipes = {}
     for row, recipe in small.recipes.items():
         of_paper = large.recipes[row]
-        data = of_paper.data.name
         by_trigger = recipe.average is not None and isinstance(recipe.average.start, str)
         recipes[row] = replace(
             recipe,
-            data=DATA[data],
+            data=DATA[of_paper.data.name],
             batch_size=BATCH_SIZE,
-            optimizer=_adapted(of_paper.optimizer, data),
+            optimizer=_adapted(of_paper),
             evaluate_every=1 if by_trigger else recipe.epochs // EVALUATIONS,
             keep_iterates=0,
         )
