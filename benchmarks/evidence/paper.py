@@ -64,8 +64,8 @@ EXPERIMENTS: dict[str, str | None] = {
 # ---------------------------------------------------------------------------------------- settings
 
 # Learning rate and weight decay in the paper (VGG-16 with BatchNorm), and those that are best for
-# vgg-mini on CIFAR-100: of sgd by `tune`, of adamw and padamw in the evidence (the average of half of
-# the run and a decayed rate, task cifar100-2k). Those of adam and padam are guesses.
+# vgg-mini on CIFAR-100: of sgd by `tune`, of adamw and padamw in the evidence (the average of half
+# of the run and a decayed rate, task cifar100-2k). Those of adam and padam are guesses.
 SETTINGS: dict[str, tuple[tuple[float, float], tuple[float, float]]] = {
     "sgd": ((0.1, 5e-4), (0.3, 3e-4)),
     "adam": ((1e-3, 1e-4), (1e-2, 1e-3)),
