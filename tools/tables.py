@@ -11,8 +11,9 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
-from math import atanh, tanh
-from statistics import correlation, fmean, median, stdev
+from statistics import fmean, median, stdev
+
+from benchmarks.evidence.statistics import correlated
 
 from gadam.runs.archive import opened, read_archive
 from gadam.runs.collect import collect
@@ -512,9 +513,8 @@ def flatness(name: str) -> str:
     points = [next(iter(found.values())) for found in values.values()]
     texts = []
     for key in ("spectral norm", "squared norm a parameter", "trace a parameter"):
-        pairs = [(point[key]["mean"], point["test"]["mean"]) for point in points]
-        r = correlation(*zip(*pairs))
-        low, high = (tanh(atanh(r) + z / (len(pairs) - 3) ** 0.5) for z in (-1.96, 1.96))
+        accuracies = [point["test"]["mean"] for point in points]
+        r, low, high = correlated([point[key]["mean"] for point in points], accuracies)
         texts.append(f"{r:.2f} for {SHARPNESS[key]} (95 % interval {low:.2f} to {high:.2f})")
     return (
         f"Over the {len(points)} rows, the correlation of test accuracy with the curvature at the "

@@ -5,11 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from statistics import correlation, fmean, stdev
 
 from scipy.special import bdtrc, ndtr, ndtri, stdtr, stdtrit
 
-__all__ = ["Difference", "Paired", "holm", "mean_and_error", "sign_test", "stouffer", "unpaired"]
+__all__ = [
+    "Difference",
+    "Paired",
+    "correlated",
+    "holm",
+    "mean_and_error",
+    "sign_test",
+    "stouffer",
+    "unpaired",
+]
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
@@ -141,3 +150,15 @@ def sign_test(positive: int, negative: int) -> float:
     if total == 0 or more * 2 == total:
         return 1.0
     return min(1.0, 2 * float(bdtrc(more - 1, total, 0.5)))
+
+
+def correlated(first: Sequence[float], second: Sequence[float]) -> tuple[float, float, float]:
+    """Return Pearson's correlation and its 95 % interval (Fisher, 1921).
+
+    Args:
+        first: Four values or more.
+        second: As many values.
+    """
+    r = correlation(first, second)
+    half = float(ndtri(0.975)) / math.sqrt(len(first) - 3)
+    return r, math.tanh(math.atanh(r) - half), math.tanh(math.atanh(r) + half)

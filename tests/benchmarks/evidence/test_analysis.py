@@ -9,6 +9,7 @@ import xml.etree.ElementTree
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from statistics import stdev
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from benchmarks.evidence.harness import OWN, Record, Trial
 from benchmarks.evidence.methods import averages_itself
 from benchmarks.evidence.statistics import (
     Paired,
+    correlated,
     holm,
     mean_and_error,
     sign_test,
@@ -27,7 +29,7 @@ from benchmarks.evidence.statistics import (
 )
 from benchmarks.evidence.tasks import TASKS, Workload
 from benchmarks.evidence.tuning import pending
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from benchmarks.evidence import analysis, claims, figures
@@ -282,6 +284,42 @@ def test_gains_by_width_come_from_the_committed_archive(summary: dict[str, Any])
     assert [one["what"].split()[2] for one in found["comparisons"]] == ["SWA,", "Gadam,", "GadamX,"]
     assert found["verdict"] == "holds"
     assert "3 of 3 tests in favor" in found["reason"]
+
+
+def test_flatness_is_judged_by_the_committed_curvatures(summary: dict[str, Any]) -> None:
+    found = claim(summary, "Flatness")
+    assert len(found["comparisons"]) == 3
+    assert all(
+        low < one["mean"] < high for one in found["comparisons"] for low, high in [one["interval"]]
+    )
+    assert f"{found['comparisons'][0]['mean']:.2f} (" in found["reason"]
+
+
+@pytest.mark.parametrize(("slope", "verdict"), [(1, "holds"), (-1, "does not hold")])
+def test_flatness_against_known_curvatures(slope: int, verdict: str) -> None:
+    """If flat points have lower accuracies, flatness does not explain the gain."""
+    measures = ("spectral norm", "squared norm a parameter", "trace a parameter")
+    values = {
+        f"row {i}": {
+            "average": {
+                "test": {"mean": 80.0 + slope * i + 0.01 * (-1) ** i},
+                **{measure: {"mean": float(i)} for measure in measures},
+            }
+        }
+        for i in range(6)
+    }
+    archive = {"files": {"analysis.json": {"parts": {"curvature": {"values": values}}}}}
+    assert claims._flatness(archive).verdict == verdict
+
+
+@given(st.lists(st.tuples(st.floats(-9, 9), st.floats(-9, 9)), min_size=4, max_size=12))
+def test_correlations_are_those_of_scipy(pairs: list[tuple[float, float]]) -> None:
+    first, second = ([pair[i] for pair in pairs] for i in (0, 1))
+    assume(min(stdev(first), stdev(second)) > 1e-3)
+    expected = scipy.stats.pearsonr(first, second)
+    assume(abs(expected.statistic) < 0.999)
+    interval = expected.confidence_interval(0.95)
+    assert correlated(first, second) == pytest.approx((expected.statistic, *interval), abs=1e-6)
 
 
 def test_a_rival_that_leads_is_said_to_lead(
