@@ -9,12 +9,13 @@ import os
 import signal
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
 
 import gadam
-from benchmarks.evidence import harness, pilot, results, tuning
+from benchmarks.evidence import confirmation, harness, pilot, results, tuning
 from benchmarks.evidence.harness import Record, Trial
 from benchmarks.evidence.tasks import TASKS, Workload
 from benchmarks.evidence.workers import work
@@ -24,7 +25,8 @@ from gadam.runs.files import to_json, write_atomically
 def main() -> None:
     """Parse the command line and run a command."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.evidence", description=__doc__)
-    commands = {f.__name__: f for f in (run, plan, status, costs, analyze)} | {"pilot": run_pilot}
+    commands = {f.__name__: f for f in (run, confirm, plan, status, costs, analyze)}
+    commands["pilot"] = run_pilot
     parser.add_argument("command", choices=[*commands, "verify"])
     parser.add_argument("tasks", nargs="*", help="tasks, in this order; the default is all")
     parser.add_argument("--workers", type=int, default=2, help="processes, one thread each")
@@ -72,6 +74,32 @@ def run(workloads: list[Workload], folder: Path, workers: int) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("Stopped."))  # and stop the workers
     failed = work(lambda: queue(workloads, folder), finish, workers)
     if failed:
+        sys.exit(f"{len(failed)} runs failed. Fix the cause and run again.")
+
+
+def confirm(workloads: list[Workload], folder: Path, workers: int) -> None:
+    """Choose the best methods of all tasks, once, and run them on new seeds."""
+    from benchmarks.evidence import analysis
+
+    compared = {one.name: one for one in workloads if one.name != analysis.ABLATION}
+    readings = {
+        name: analysis.readings_of(one, results.read(name, folder))
+        for name, one in compared.items()
+    }
+    place = confirmation.folder_in(folder)
+    confirmation.choose(compared, readings, place)
+    choices = [one for one in confirmation.read_plan(place) if one.task in compared]
+
+    def left() -> list[Trial]:
+        done = [record.trial for name in compared for record in results.read(name, place)]
+        return confirmation.pending(choices, done)
+
+    def finish(records: list[Record]) -> None:
+        results.append(records, place)
+        print(_line(records[0]), flush=True)
+
+    train = partial(confirmation.train, folder=place)
+    if failed := work(left, finish, workers, train):
         sys.exit(f"{len(failed)} runs failed. Fix the cause and run again.")
 
 

@@ -29,7 +29,7 @@ from benchmarks.evidence.statistics import Paired, holm, mean_and_error
 from benchmarks.evidence.tasks import TASKS, Workload
 from gadam.runs.files import Document
 
-__all__ = ["summarize"]
+__all__ = ["ABLATION", "readings_of", "summarize"]
 
 ABLATION = "ablation"
 
@@ -45,7 +45,7 @@ def summarize(
     """
     records = {name: read_records(name) for name in TASKS}
     compared = {name: task for name, task in TASKS.items() if name != ABLATION}
-    readings = {name: _readings(task, records[name]) for name, task in compared.items()}
+    readings = {name: readings_of(task, records[name]) for name, task in compared.items()}
     evidence = Evidence(compared, records, readings)
     return {
         "tasks": {name: _task(compared[name], records[name], readings[name]) for name in compared},
@@ -61,7 +61,13 @@ def summarize(
     }
 
 
-def _readings(workload: Workload, records: list[Record]) -> dict[str, Reading]:
+def readings_of(workload: Workload, records: list[Record]) -> dict[str, Reading]:
+    """Return what the records of a task say about its contenders.
+
+    Args:
+        workload: The task.
+        records: Its records.
+    """
     trained = [one for one in CONTENDERS.values() if one.method in workload.methods]
     found = {one.label: read(one, workload, records) for one in trained}
     return {label: reading for label, reading in found.items() if reading is not None}

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from itertools import islice
@@ -131,7 +131,11 @@ def _finite(value: float) -> Number:
     return round(value, 6) if math.isfinite(value) else None
 
 
-def run(trial: Trial, workload: Workload | None = None, averages: bool = True) -> list[Record]:
+def run(
+    trial: Trial,
+    workload: Workload | None = None,
+    averages: Collection[str] = (*methods.AVERAGES, "bema"),
+) -> list[Record]:
     """Train once, on one thread.
 
     A run at a held rate also returns the record of the same base with the schedule "wsd": up to the
@@ -140,7 +144,7 @@ def run(trial: Trial, workload: Workload | None = None, averages: bool = True) -
     Args:
         trial: The run.
         workload: The task. The default is the one that the trial names.
-        averages: Whether to measure averages.
+        averages: The averages to measure. They do not change the run.
 
     Returns:
         One record, or two at a held rate.
@@ -173,7 +177,7 @@ def rerun(record: Record) -> Record:
 class _Training:
     """The state of a run."""
 
-    def __init__(self, trial: Trial, workload: Workload, averages: bool) -> None:
+    def __init__(self, trial: Trial, workload: Workload, averages: Collection[str]) -> None:
         self.clock = _Clock()
         self.trial, self.workload = trial, workload
         recipe = workload.recipe
@@ -191,12 +195,14 @@ class _Training:
         self.record.parameters = sum(p.numel() for p in self.model.parameters())
         self.optimizer = methods.build(trial.base, self.model, trial.knobs, total)
         self.points: dict[str, Applied] = {OWN: methods.own_point(trial.base, self.optimizer)}
-        if averages and not methods.averages_itself(trial.base):
+        if not methods.averages_itself(trial.base):
             # Lookahead's inner optimizer is sampled after each synchronization.
             watched = getattr(self.optimizer, "optimizer", self.optimizer)
             for name, plan in methods.AVERAGES.items():
-                self.points[name] = gadam.IterateAverage(watched, plan(total, self.task.mode))
-            self.points["bema"] = methods.BEMA(watched, start=total // 2)
+                if name in averages:
+                    self.points[name] = gadam.IterateAverage(watched, plan(total, self.task.mode))
+            if "bema" in averages:
+                self.points["bema"] = methods.BEMA(watched, start=total // 2)
         self.evaluated = [round(total * i / EVALUATIONS) for i in range(1, EVALUATIONS + 1)]
         self.has_batchnorm = any(
             isinstance(module, nn.modules.batchnorm._BatchNorm) for module in self.model.modules()
