@@ -172,7 +172,11 @@ def analyze(workloads: list[Workload], folder: Path, workers: int) -> None:
     from benchmarks.evidence import analysis, figures
 
     costs = json.loads((folder / "costs.json").read_text())["tasks"]
-    summary = analysis.summarize(lambda task: results.read(task, folder), costs)
+    place = confirmation.folder_in(folder)
+    confirmed = confirmation.compare(
+        confirmation.read_plan(place), lambda task: results.read(task, place)
+    )
+    summary = analysis.summarize(lambda task: results.read(task, folder), costs, confirmed)
     write_atomically(folder / "summary.json", (to_json(summary, indent=1) + "\n").encode())
     if folder == results.FOLDER:
         figures.write(summary)

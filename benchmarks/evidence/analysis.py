@@ -35,13 +35,16 @@ ABLATION = "ablation"
 
 
 def summarize(
-    read_records: Callable[[str], list[Record]], costs: Mapping[str, Document]
+    read_records: Callable[[str], list[Record]],
+    costs: Mapping[str, Document],
+    confirmed: Document | None = None,
 ) -> Document:
     """Return everything that the documentation says about the evidence.
 
     Args:
         read_records: Returns the records of a task.
         costs: The costs of tasks, as :func:`benchmarks.evidence.costs.measure` returns them.
+        confirmed: What :func:`benchmarks.evidence.confirmation.compare` returns.
     """
     records = {name: read_records(name) for name in TASKS}
     compared = {name: task for name, task in TASKS.items() if name != ABLATION}
@@ -58,6 +61,7 @@ def summarize(
             if name in compared
         },
         "ablation": _ablation(TASKS[ABLATION], records[ABLATION]),
+        "confirmation": confirmed or {},
     }
 
 
@@ -246,6 +250,8 @@ def _untuned(
         for name, workload in workloads.items():
             reading = readings[name].get(label)
             if reading is None or not contender.is_tuned_separately or not reading.is_tuned:
+                continue
+            if contender.target[0] == "eased":  # its grid has another center, chosen by results
                 continue
             grid = _over_grid(contender, workload, records[name])
             center = grid.get(_first_grid(workload, contender.method)[0])

@@ -97,6 +97,7 @@ def choose(
         asdict(Choice(task, role, label, readings[task][label].knobs, readings[task][label].point))
         for task, workload in workloads.items()
         for role, label in champions(workload, readings[task]).items()
+        if role in ("average", *OPPONENTS)
     ]
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(plan, (to_json(choices, indent=1) + "\n").encode())

@@ -206,7 +206,8 @@ def champions(workload: Workload, readings: Mapping[str, Reading]) -> dict[str, 
         readings: What the records say about its contenders. Only those with all final seeds count.
 
     Returns:
-        Labels by "average", "decayed", and "rival". One without candidates is left out.
+        Labels by "average", "held" (an average that only watches, at a held rate), "decayed", and
+        "rival". One without candidates is left out.
     """
     final = {
         label: reading.validation
@@ -215,6 +216,7 @@ def champions(workload: Workload, readings: Mapping[str, Reading]) -> dict[str, 
     }
     candidates = {
         "average": [label for label in final if label in CHAMPIONS],
+        "held": [label for label in CHAMPIONS if label in final and _only_watches(label)],
         "decayed": [label for label in final if CONTENDERS[label].family == "decayed"],
         "rival": [label for label in final if CONTENDERS[label].family != "average"],
     }
@@ -222,3 +224,7 @@ def champions(workload: Workload, readings: Mapping[str, Reading]) -> dict[str, 
     return {
         role: choose(labels, key=final.__getitem__) for role, labels in candidates.items() if labels
     }
+
+
+def _only_watches(label: str) -> bool:
+    return CONTENDERS[label].target[0] == "held"

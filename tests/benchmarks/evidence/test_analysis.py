@@ -32,6 +32,7 @@ from benchmarks.evidence.tuning import pending
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+import gadam
 from benchmarks.evidence import analysis, claims, figures
 
 ROOT = Path(__file__).parents[3]
@@ -104,6 +105,8 @@ def tasks(monkeypatch: pytest.MonkeyPatch) -> dict[str, Workload]:
     }
     monkeypatch.setattr(analysis, "TASKS", chosen)
     monkeypatch.setattr(claims, "LEAST_TASKS", 1)
+    every_second = gadam.Averaging(start=50, every=2)
+    monkeypatch.setitem(claims.AVERAGES, claims.STRIDE, lambda *_: every_second)
     return chosen
 
 
@@ -169,9 +172,10 @@ def test_means_and_paired_differences(summary: dict[str, Any]) -> None:
 def test_verdicts(summary: dict[str, Any]) -> None:
     assert claim(summary, "beats decaying the rate")["verdict"] == "holds"
     assert claim(summary, "Averaging at a held rate beats Schedule-Free")["verdict"] == "holds"
-    assert claim(summary, "the best decayed rate")["verdict"] == "holds"
-    assert claim(summary, "the best other method")["verdict"] == "holds"
-    assert claim(summary, "as good.")["verdict"] == "holds"  # the stride costs 0.2 points
+    for average in ("The best average", "The best average at a held rate"):
+        for other in ("the best decayed rate", "the best other method"):
+            assert claim(summary, f"{average} beats {other}.")["verdict"] == "holds"
+    assert claim(summary, "every few steps")["verdict"] == "holds"  # the stride costs 0.2 points
     assert claim(summary, "GadamAuto")["verdict"] == "holds"
     # One start costs 2.2 points, the other 0.2.
     start = claim(summary, "start of the average")
@@ -193,11 +197,12 @@ def test_champions_are_chosen_on_validation_data(tasks: dict[str, Workload]) -> 
     found = analysis.summarize({"fashion-noisy": records, "ablation": []}.__getitem__, COSTS)
     assert found["tasks"]["fashion-noisy"]["champions"] == {
         "average": "GadamX",
+        "held": "GadamX",
         "decayed": "PadamW, WSD",
         "rival": "AdamW, cosine, average",
     }
     for words, other in (("decayed rate", "PadamW, WSD"), ("other", "AdamW, cosine, average")):
-        (test,) = claim(found, f"beats the best {words}")["comparisons"]
+        (test,) = claim(found, f"The best average beats the best {words}")["comparisons"]
         assert test["what"] == f"GadamX − {other}"
 
 
@@ -227,6 +232,27 @@ def test_champions_have_all_final_seeds(tasks: dict[str, Workload]) -> None:
 def test_families(label: str, family: str) -> None:
     assert CONTENDERS[label].family == family
     assert (label in CHAMPIONS) == (family == "average" and "half" not in label and label != "LAWA")
+
+
+def test_a_stride_of_one_step_is_not_compared(
+    tasks: dict[str, Workload], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(claims.AVERAGES, claims.STRIDE, lambda *_: gadam.Averaging(start=50))
+    records = {"fashion-noisy": finished(tasks["fashion-noisy"]), "ablation": []}
+    found = analysis.summarize(records.__getitem__, COSTS)
+    assert claim(found, "every few steps")["comparisons"] == []
+
+
+def test_an_average_that_leads_is_not_one_that_only_watches(
+    monkeypatch: pytest.MonkeyPatch, tasks: dict[str, Workload]
+) -> None:
+    methods = (*METHODS, "gadamx-between")
+    workload = replace(tasks["fashion-noisy"], methods=methods)
+    monkeypatch.setitem(tasks, "fashion-noisy", workload)
+    monkeypatch.setitem(TRUTH, "gadamx-between", (90.0, math.nan))
+    records = {"fashion-noisy": finished(workload), "ablation": []}
+    found = analysis.summarize(records.__getitem__, {})["tasks"]["fashion-noisy"]["champions"]
+    assert (found["average"], found["held"]) == ("GadamX, interpolated", "GadamX")
 
 
 def test_one_task_decides_no_claim_about_tasks(
@@ -453,7 +479,8 @@ def test_the_page_says_what_the_summary_says(
     assert "| last 25% | -2.20 | -2.20 | -2.20 |" in page["evidence-averages-held"]
     assert "GadamX − " in page["evidence-overview"]
     assert "Verdicts on 1 of 7 tasks" in page["evidence-overview"]
-    assert "significantly ahead on none of these tasks" in page["evidence-overview"]
+    assert "ahead of the best average on none of these tasks" in page["evidence-overview"]
+    assert page["evidence-confirmation"] == "No runs yet."
 
 
 def test_the_overview_names_the_tasks_where_a_rival_is_ahead(
@@ -466,7 +493,24 @@ def test_the_overview_names_the_tasks_where_a_rival_is_ahead(
         one["mean"], one["interval"] = 2.0, [1.0, 3.0]
     page = tables(lost)["evidence-overview"]
     assert "− Schedule-Free AdamW: **-2.00** (-3.00 to -1.00)" in page
-    assert f"significantly ahead on {lost['tasks']['fashion-noisy']['title']}." in page
+    assert f"ahead of the best average on {lost['tasks']['fashion-noisy']['title']}." in page
+
+
+def test_the_page_shows_the_confirmation(
+    summary: dict[str, Any], tables: Callable[[Any], dict[str, str]]
+) -> None:
+    one = {"label": "PadamW, WSD", "mean": 1.5, "interval": [0.5, 2.5], "pairs": 4}
+    pooled = {"p": 0.01, "in favor": True, "tasks": 1, "positive": 1}
+    confirmed = {
+        "seeds": [6, 7, 8, 9, 10],
+        "tasks": {"fashion-noisy": {"average": "GadamX", "decayed": one}},
+        "pooled": {"decayed": pooled},
+    }
+    page = tables({**summary, "confirmation": confirmed})
+    row = page["evidence-confirmation"].splitlines()[2]
+    assert "| GadamX | **+1.50** (+0.50 to +2.50, 4 seeds so far), PadamW, WSD |  |" in row
+    assert "p = 0.01 in favor, and 1 of 1 means are positive" in page["evidence-confirmation"]
+    assert "against the best decayed rate: p = 0.01 in favor" in page["evidence-overview"]
 
 
 def test_the_page_without_any_runs(
