@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import pickle
 from typing import Any
 
 import pytest
@@ -478,3 +479,182 @@ def test_a_step_that_fails_does_not_hide_the_next_one():
         else:
             optimizer.step()
     assert average.count == 2
+
+
+# 13. A step() of a subclass does more than the update
+
+
+class _ZeroesGradients(gadam.Gadam):
+    def step(self, closure: Any = None) -> Any:
+        loss = super().step(closure)
+        self.zero_grad()
+        return loss
+
+
+@pytest.mark.parametrize("closure", [False, True])
+@pytest.mark.parametrize("by_hook", [False, True])
+def test_a_step_that_removes_its_gradients_counts(by_hook, closure):
+    params = parameters()
+    optimizer = (gadam.Gadam if by_hook else _ZeroesGradients)(
+        params, lr=0.1, average=gadam.Averaging(start=2)
+    )
+    if by_hook:
+        optimizer.register_step_post_hook(lambda *_: optimizer.zero_grad())
+
+    def evaluate() -> float:
+        set_gradients(params, 1)
+        return 0.0
+
+    for _ in range(5):
+        if not closure:
+            evaluate()
+        optimizer.step(evaluate if closure else None)
+    assert optimizer.average.count == 4
+
+
+def test_a_closure_without_gradients_does_not_count():
+    """As in Lightning, if training_step() returns None."""
+    params = parameters()
+    optimizer = gadam.Gadam(params, lr=0.1, average=gadam.Averaging(start=1))
+    train(optimizer, params, 2)
+    for p in params:
+        p.grad = None
+    optimizer.step(lambda: None)
+    assert optimizer.average.count == 2
+
+
+def test_lookahead_synchronizes_a_step_that_removes_its_gradients():
+    found = []
+    for removes in (True, False):
+        params = parameters()
+        inner = (_ZeroesGradients if removes else gadam.Gadam)(params, lr=0.1)
+        found.append(train(gadam.Lookahead(inner, k=2), params, 4))
+    same(*found)
+
+
+@pytest.mark.parametrize("base", [gadam.Gadam, torch.optim.AdamW])
+def test_a_sample_is_what_the_whole_step_leaves(base: Any) -> None:
+    """A kernel has seen the update only. Here the step breaks, or repairs, a weight after it."""
+
+    class Subclass(base):
+        value: float | None = None
+
+        def step(self, closure: Any = None) -> Any:
+            super().step(closure)
+            if self.value is not None:
+                with torch.no_grad():
+                    self.param_groups[0]["params"][0][0] = self.value
+
+    params = parameters()
+    optimizer = Subclass(params, lr=0.1)
+    average = gadam.IterateAverage(optimizer, gadam.Averaging(start=1))
+    train(optimizer, params, 3)
+    for value, gradient in ((float("inf"), 1.0), (0.5, float("nan"))):
+        optimizer.value = value
+        set_gradients(params, 4)
+        assert params[0].grad is not None
+        params[0].grad[0] = gradient
+        optimizer.step()
+    assert (average.count, average.health().skipped) == (4, 1)
+    with average.applied():
+        assert torch.isfinite(params[0]).all()
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_an_interpolating_step_keeps_what_a_subclass_edits(before):
+    """The built-in average moves the weights as one beside any other optimizer does."""
+
+    def edited(base: Any) -> Any:
+        class Subclass(base):
+            def step(self, closure: Any = None) -> Any:
+                loss = None if before else super().step(closure)
+                with torch.no_grad():
+                    for p in self.param_groups[0]["params"]:
+                        p.mul_(0.9)
+                return super().step(closure) if before else loss
+
+        return Subclass
+
+    found = []
+    for base in (gadam.Gadam, torch.optim.AdamW):
+        params = parameters(torch.float64)
+        optimizer = edited(base)(params, lr=0.1, weight_decay=0.0)
+        average = gadam.IterateAverage(optimizer, gadam.Averaging(start=2, interpolation=0.9))
+        train(optimizer, params, 3)
+        params[1].grad = None  # this one is edited, but not updated
+        optimizer.step()
+        with average.applied():
+            values = [p.detach().clone() for p in params]
+        average.remove()
+        found.append(values + [p.detach().clone() for p in params])
+    for ours, theirs in zip(*found):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_another_average_sees_the_iterate_of_a_parameter_without_gradient():
+    found = []
+    for base in (gadam.Gadam, torch.optim.AdamW):
+        params = parameters(torch.float64)
+        optimizer: torch.optim.Optimizer = base(params, lr=0.1, weight_decay=0.0)
+        plan = gadam.Averaging(start=2, interpolation=0.9)
+        gadam.IterateAverage(optimizer, plan)
+        watching = gadam.IterateAverage(optimizer, gadam.Averaging(start=1))
+        train(optimizer, params, 3)
+        params[1].grad = None
+        optimizer.step()
+        with watching.applied():
+            found.append([p.detach().clone() for p in params])
+    for ours, theirs in zip(*found):
+        torch.testing.assert_close(ours, theirs)
+
+
+# 14. The model or its parameters change
+
+
+@pytest.mark.parametrize("name", ["copy_to", "applied"])
+def test_another_model_is_refused(name):
+    model = nn.Linear(3, 2)
+    optimizer = gadam.Gadam(model.parameters(), lr=0.1, average=gadam.Averaging(start=1))
+    train(optimizer, [*model.parameters()], 3)
+    other = copy.deepcopy(model)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match="does not hold the optimizer's parameters"):
+        if name == "copy_to":
+            optimizer.average.copy_to(other)
+        else:
+            with optimizer.average.applied(other):
+                pass
+    same(model.state_dict(), before)
+    other.load_state_dict(optimizer.average.model_state_dict(model))  # as the message says
+
+
+@pytest.mark.parametrize("change", ["unfreeze", "freeze"])
+def test_a_copy_keeps_the_average_of_partly_frozen_parameters(change):
+    body, head = parameters(), parameters(seed=1)
+    for p in body:
+        p.requires_grad_(False)
+    optimizer = gadam.Gadam([*body, *head], lr=0.1, average=gadam.Averaging(start=1))
+    train(optimizer, head, 4)
+    for p in body if change == "unfreeze" else head:
+        p.requires_grad_(change == "unfreeze")
+    for again in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
+        assert (again.average.count, again.average.phase) == (4, "averaging")
+
+
+@pytest.mark.parametrize("base", [gadam.Gadam, torch.optim.AdamW])
+def test_a_parameter_that_is_replaced_is_averaged_from_then_on(base):
+    """As when points are added to a scene, or rows to an embedding."""
+    old, other = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2))
+    optimizer = base([old, other], lr=0.1, weight_decay=0.0)
+    average = gadam.IterateAverage(optimizer, gadam.Averaging(start=1))
+    train(optimizer, [old, other], 2)
+    new = nn.Parameter(torch.full((5,), 2.0))
+    optimizer.param_groups[0]["params"][0] = new
+    optimizer.state.pop(old, None)
+    first = new.detach().clone()
+    iterates = train(optimizer, [new, other], 2)
+    assert average.count == 4
+    with average.applied():
+        # It is taken to have been constant before.
+        expected = (2 * first + iterates[0][0] + iterates[1][0]) / 4
+        torch.testing.assert_close(new.detach(), expected)

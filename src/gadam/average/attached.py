@@ -76,6 +76,17 @@ def samplers_of(optimizer: Optimizer) -> Sequence[Sampler]:
     return registry.samplers if registry is not None else ()
 
 
+def has_own_step(optimizer: Optimizer) -> bool:
+    """Return True if nothing but hooks edits the weights before or after the update of a step.
+
+    That is known of gadam's optimizers, unless a subclass has a ``step()`` of its own.
+
+    Args:
+        optimizer: The optimizer.
+    """
+    return bool(getattr(optimizer, "_has_own_step", False))
+
+
 def interpolating(optimizers: Sequence[Optimizer]) -> list[Sampler]:
     """Return the samplers that move the weights of these optimizers between steps.
 
@@ -156,11 +167,13 @@ def step_from_iterates(optimizer: Optimizer, params: list[Tensor] | None = None)
     found_inf: Tensor | None = getattr(optimizer, "found_inf", None)
     if found_inf is not None and _torch.is_on_host(found_inf) and bool(found_inf):
         return
+    is_watched = len(samplers_of(optimizer)) > 1
     for sampler in interpolating([optimizer]):
         if sampler.state.built_in:
-            # Hooks may edit parameters that the step does not update.
-            every = sampler.state.averaged() if sampler.is_edited or params is None else params
-            sampler.point.to_iterate(every)
+            # Hooks may edit parameters that the step does not update, and other averages sample
+            # all of them.
+            every = params is None or sampler.is_edited or is_watched
+            sampler.point.to_iterate(sampler.state.averaged() if every else params or [])
 
 
 def cancel_folds(optimizer: Optimizer) -> None:

@@ -6,7 +6,7 @@ iterate. During a step they are, so that the update, kernels that fold, hooks an
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -14,9 +14,10 @@ from torch import Tensor
 
 from gadam import _torch
 from gadam._dtensor import local
+from gadam.average.attached import has_own_step
 from gadam.average.state import State
 
-__all__ = ["GradientPoint", "real"]
+__all__ = ["GradientPoint", "real", "with_closure"]
 
 
 class GradientPoint:
@@ -36,7 +37,7 @@ class GradientPoint:
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Make a step start from the iterate, and its closure evaluate at the gradient's point.
 
-        An optimizer with a built-in average does so itself.
+        An optimizer with a built-in average does so itself, unless it has another ``step()``.
 
         Args:
             args: The positional arguments of ``step()``, the optimizer first.
@@ -45,7 +46,7 @@ class GradientPoint:
         Returns:
             New arguments of ``step()``, or None if they stay.
         """
-        if self.state.iterate is None or self.state.built_in:
+        if self.state.iterate is None or (self.state.built_in and has_own_step(args[0])):
             return None
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
@@ -64,9 +65,7 @@ class GradientPoint:
             self.to_iterate(self.state.averaged())
             return loss
 
-        if len(args) > 1:
-            return (args[0], evaluate, *args[2:]), kwargs
-        return args, {**kwargs, "closure": evaluate}
+        return with_closure(args, kwargs, evaluate)
 
     @torch.no_grad()
     def to_iterate(self, params: list[Tensor]) -> None:
@@ -148,6 +147,21 @@ class GradientPoint:
     def _iterates(self, params: list[Tensor]) -> list[Tensor]:
         assert self.state.iterate is not None
         return [real(self.state.buffer(p, self.state.iterate)) for p in params]
+
+
+def with_closure(
+    args: tuple[Any, ...], kwargs: dict[str, Any], closure: Callable[[], object]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of ``step()`` with another closure.
+
+    Args:
+        args: The positional arguments, the optimizer first.
+        kwargs: The keyword arguments.
+        closure: The new closure.
+    """
+    if len(args) > 1:
+        return (args[0], closure, *args[2:]), kwargs
+    return args, {**kwargs, "closure": closure}
 
 
 def _is_frozen(p: Tensor) -> bool:

@@ -19,10 +19,16 @@ from torch.utils.hooks import RemovableHandle
 
 from gadam import _torch
 from gadam._dtensor import agree, all_finite, all_reduce_min, any_nonzero, finite_flag, local
-from gadam.average.attached import applied_average, attached, interpolating, samplers_of
+from gadam.average.attached import (
+    applied_average,
+    attached,
+    has_own_step,
+    interpolating,
+    samplers_of,
+)
 from gadam.average.fold import Fold
 from gadam.average.loading import Loader
-from gadam.average.point import GradientPoint, real
+from gadam.average.point import GradientPoint, real, with_closure
 from gadam.average.state import State
 from gadam.average.store import InOptimizer, params_of
 
@@ -56,6 +62,7 @@ class Sampler:
         self.on_step: Callable[[], None] = _do_nothing
         self._stepped: set[int] = set()  # ids of the optimizers that have stepped
         self._trained = False  # whether one of them had a gradient
+        self._had_gradient = False  # whether the current one did, before the step or in its closure
         self._rejected: Tensor | None = None  # GradScaler's verdict on their steps
         self._foldable = False
         self.is_edited = False
@@ -119,6 +126,7 @@ class Sampler:
             )
         self._loader.arrive()
         attached(optimizer).finite = None
+        _forget_verdict(optimizer)
         self.is_edited = self._move_hooks_to_the_end(optimizer)
         if self.state.averaging.start is not None or self.state.is_in_use():
             self.state.allocate()
@@ -132,7 +140,29 @@ class Sampler:
             and len(self.state.slots) == 1
             and self._may_be_due(optimizer)
         )
-        return self.point.before_step(args, kwargs)
+        # A step may end with zero_grad().
+        self._had_gradient = _has_gradient(optimizer)
+        noting = self._note_gradients(optimizer, args, kwargs)
+        return self.point.before_step(*(noting or (args, kwargs))) or noting
+
+    def _note_gradients(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Return arguments of a step whose closure notes whether there are gradients.
+
+        Returns:
+            None without a closure.
+        """
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is None:
+            return None
+
+        def evaluate() -> object:
+            loss = closure()
+            self._had_gradient = self._had_gradient or _has_gradient(optimizer)
+            return loss
+
+        return with_closure(args, kwargs, evaluate)
 
     def _move_hooks_to_the_end(self, optimizer: Optimizer) -> bool:
         """Make the sample include what other hooks do: a projection, a pruning mask.
@@ -202,7 +232,8 @@ class Sampler:
         found_inf: Tensor | None = getattr(optimizer, "found_inf", None)
         if found_inf is not None and self._rejected is not None:
             found_inf = torch.maximum(found_inf, self._rejected.to(found_inf.device))
-        self._trained = self._trained or _has_gradient(optimizer)
+        self._trained = self._trained or self._had_gradient or _has_gradient(optimizer)
+        self._had_gradient = False
         if len(self.state.optimizers) > 1:
             self._stepped.add(id(optimizer))
             self._rejected = found_inf if found_inf is not None else self._rejected
@@ -307,9 +338,10 @@ class Sampler:
 
     def _kernels_verdict(self, params: list[Tensor]) -> bool | None:
         """Return whether the parameters are finite, if the optimizer's kernel has seen them all."""
-        if len(self.state.optimizers) > 1 or self.is_edited:
+        optimizer = self.state.optimizers[0]
+        if len(self.state.optimizers) > 1 or self.is_edited or not has_own_step(optimizer):
             return None
-        finite: bool | None = getattr(self.state.optimizers[0], "_finite", None)
+        finite: bool | None = getattr(optimizer, "_finite", None)
         return None if any(p.grad is None for p in params) else finite
 
     def _finite_flag(self, params: list[Tensor], folds: list[Fold]) -> Tensor:
@@ -514,6 +546,12 @@ def _finish_steps(optimizer: Optimizer, *_: object) -> None:
     for sampler in samplers_of(optimizer):
         if sampler.after_global_hooks:
             sampler.finish_step(optimizer)
+
+
+def _forget_verdict(optimizer: Optimizer) -> None:
+    """Remove what a kernel has said about an earlier step: this one may not run it."""
+    if getattr(optimizer, "_finite", None) is not None:
+        optimizer._finite = None  # type: ignore[attr-defined]
 
 
 def _do_nothing() -> None:

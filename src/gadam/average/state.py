@@ -60,7 +60,8 @@ class State:
         self.warned: set[str] = set()
         self.at_iterate: dict[Tensor, None] = {}
         self.frozen: list[Tensor] = []
-        self._allocated: tuple[list[bool], int] = ([], 0)  # who was trainable; size of the state
+        # Which parameters there were, who was trainable, and the size of the state.
+        self._allocated: tuple[list[tuple[int, bool]], int] = ([], 0)
         self._with_buffers: list[Tensor] | None = None
 
     @property
@@ -95,7 +96,7 @@ class State:
     def allocate(self) -> None:
         """Allocate buffers for the trainable parameters that have none."""
         params = self.params()
-        trainable = [p.requires_grad for p in params]
+        trainable = [(id(p), p.requires_grad) for p in params]
         table = self.store.table
         if (trainable, len(table)) == self._allocated:
             return

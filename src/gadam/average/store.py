@@ -343,16 +343,23 @@ class BesideOptimizer(Store):
 
 
 def _find_progress(optimizer: Optimizer, key: str) -> Tensor | None:
-    """Return the progress in the state of the first parameter that is trained, or None."""
+    """Return the progress in the state of the first parameter that has been trained, or None.
+
+    A parameter that was unfrozen since has no state yet. One that was frozen may have its own.
+    """
     state = optimizer.state
     if not state:
         return None
     for group in optimizer.param_groups:
         for p in group["params"]:
+            entry = state.get(p)
+            if not entry or not isinstance(entry, dict):
+                continue
+            found = entry.get(key)
+            if isinstance(found, Tensor):
+                return found
             if p.requires_grad:
-                entry = state.get(p)
-                found = entry.get(key) if isinstance(entry, dict) else None
-                return found if isinstance(found, Tensor) else None
+                return None
     return None
 
 

@@ -46,6 +46,8 @@ def applied_weights(
         raise RuntimeError("Averaged weights are already applied. applied() does not nest.")
     if isinstance(batchnorm, bool) and batchnorm:
         raise ValueError("batchnorm must be batches, a callable, False or None, got True.")
+    if model is not None:
+        _check_holds(model, params)
     refreshes = batchnorm is not None and batchnorm is not False
     if refreshes and model is None:
         raise ValueError("batchnorm= needs the model to refresh: pass model=.")
@@ -61,6 +63,16 @@ def applied_weights(
     finally:
         for optimizer in optimizers:
             del optimizer.__dict__[APPLIED]
+
+
+def _check_holds(model: nn.Module, params: list[Tensor]) -> None:
+    """Raise an error if the model is another one: its weights would stay as they are."""
+    held = set(model.parameters())
+    if held and params and held.isdisjoint(params):
+        raise ValueError(
+            "The model does not hold the optimizer's parameters. Pass the model that is trained, "
+            "or load average.model_state_dict(trained_model) into this one."
+        )
 
 
 @contextmanager

@@ -101,6 +101,7 @@ class Lookahead(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._initial: dict[Tensor, Tensor] = {}
+        self._with_gradient: set[Tensor] = set()  # of these, before the current step
         self.optimizer.register_step_pre_hook(self._before_step)
         # Run first, so that averages sample after the synchronization, whenever they were attached.
         handle = self.optimizer.register_step_post_hook(self._after_step)
@@ -149,6 +150,7 @@ class Lookahead(Optimizer):
                 # loaded since.
                 iterate = iterate_of([self.optimizer], p)
                 local(slow).copy_(local(p) if iterate is None else iterate)
+        self._with_gradient = {p for p in self._initial if p.grad is not None}
 
     def edits_weights_after_this_step(self) -> bool:
         """Return whether the step that begins ends with a synchronization."""
@@ -164,7 +166,7 @@ class Lookahead(Optimizer):
             return
         # Not before the step: optimizers initialize a parameter's state only if it is empty, and
         # only if the parameter has a gradient.
-        for p in [p for p in self._initial if p.grad is not None]:
+        for p in [p for p in self._initial if self._was_trained(p)]:
             self.state[p]["slow_param"] = self._initial.pop(p)
 
         first = self.param_groups[0]
@@ -178,6 +180,10 @@ class Lookahead(Optimizer):
         first["lookahead_steps"] = steps + 1
         if synchronize:
             self._synchronize()
+
+    def _was_trained(self, p: Tensor) -> bool:
+        """Return whether the last step had a gradient, which it may have removed at its end."""
+        return p.grad is not None or p in self._with_gradient
 
     def _synchronize(self) -> None:
         pairs = [
