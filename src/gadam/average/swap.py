@@ -67,6 +67,8 @@ def applied_weights(
 
 def _check_holds(model: nn.Module, params: list[Tensor]) -> None:
     """Raise an error if the model is another one: its weights would stay as they are."""
+    with torch.no_grad():
+        _reshard(model)  # until then, FSDP2 shows other parameters
     held = set(model.parameters())
     if held and params and held.isdisjoint(params):
         raise ValueError(
