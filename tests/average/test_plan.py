@@ -28,6 +28,9 @@ from oracle import ema, linear_decay, mean, power_ema, sampled_steps, window
         (lambda: gadam.Averaging(every=1.5), "Invalid every: 1.5"),  # type: ignore[arg-type]
         (lambda: gadam.Averaging(weighting="ema"), "Invalid weighting: 'ema'"),  # type: ignore[arg-type]
         (lambda: gadam.Averaging(dtype=torch.int32), "Invalid dtype: torch.int32"),
+        (lambda: gadam.Averaging(dtype="float32"), "Invalid dtype: 'float32'"),  # type: ignore[arg-type]
+        (lambda: gadam.EMA("0.9"), "Invalid decay: '0.9'"),  # type: ignore[arg-type]
+        (lambda: gadam.PowerEMA(None), "Invalid sigma_rel: None"),  # type: ignore[arg-type]
         (lambda: gadam.EMA(1.0), "Invalid decay: 1.0"),
         (lambda: gadam.EMA(0.0), "Invalid decay: 0.0"),
         (lambda: gadam.Window(0), "Invalid window size: 0"),

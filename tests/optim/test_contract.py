@@ -60,6 +60,8 @@ def test_rejects_what_torchs_adam_rejects(info):
         ({"form": "printed"}, ValueError, "Invalid form: 'printed'"),
         ({"eps": -1.0}, ValueError, "Invalid epsilon value: -1.0"),
         ({"lr": -1.0}, ValueError, "Invalid learning rate: -1.0"),
+        ({"betas": (0.9,)}, ValueError, "betas must be two numbers, got 1"),
+        ({"betas": gadam.Averaging(start=1)}, TypeError, "got Averaging. Pass a plan as average="),
         ({"lr": torch.ones(2)}, ValueError, "Tensor lr must be 1-element"),
         ({"fused": True, "foreach": True}, RuntimeError, "cannot be `True` together"),
         (

@@ -142,7 +142,10 @@ class IterateAverage:
             raise ValueError("A parameter belongs to more than one of the optimizers.")
         averaging = averaging if averaging is not None else Averaging()
         if not isinstance(averaging, Averaging):
-            raise TypeError(f"averaging must be a gadam.Averaging, got {averaging!r}.")
+            raise TypeError(
+                f"averaging must be a gadam.Averaging, got {averaging!r}. Pass a plan, such as "
+                "gadam.Averaging(start=100)."
+            )
         if averaging.interpolation and len(optimizers) > 1:
             raise ValueError(
                 "interpolation needs a single optimizer, because the weights of one step must be "

@@ -111,8 +111,8 @@ class EMA(Weighting):
     decay: float = 0.999
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.decay < 1.0:
-            raise ValueError(f"Invalid decay: {self.decay}. decay must be in (0, 1).")
+        if not (isinstance(self.decay, Real) and 0.0 < self.decay < 1.0):
+            raise ValueError(f"Invalid decay: {self.decay!r}. decay must be in (0, 1).")
 
     def _weight(self, count: _Number, maths: ModuleType) -> _Number:
         # (1 - ρ) / (1 - ρ^n), without cancellation as ρ → 1
@@ -156,9 +156,10 @@ class PowerEMA(Weighting):
     sigma_rel: float = 0.1
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.sigma_rel <= _sigma_rel(0.0) * (1 + 1e-12):  # with room for rounding
+        largest = _sigma_rel(0.0) * (1 + 1e-12)  # with room for rounding
+        if not (isinstance(self.sigma_rel, Real) and 0.0 < self.sigma_rel <= largest):
             raise ValueError(
-                f"Invalid sigma_rel: {self.sigma_rel}. sigma_rel must be in (0, 1/√12], "
+                f"Invalid sigma_rel: {self.sigma_rel!r}. sigma_rel must be in (0, 1/√12], "
                 f"1/√12 ≈ {_sigma_rel(0.0):.4f}."
             )
 
@@ -491,9 +492,11 @@ class Averaging:
             )
         if self.device is not None:
             torch.device(self.device)  # raises if it is not a device
-        if self.dtype is not None and not self.dtype.is_floating_point:
+        is_type = self.dtype is None or isinstance(self.dtype, torch.dtype)
+        if not is_type or (self.dtype is not None and not self.dtype.is_floating_point):
             raise ValueError(
-                f"Invalid dtype: {self.dtype}. The average needs a floating-point type."
+                f"Invalid dtype: {self.dtype!r}. The average needs a floating-point type, such as "
+                "torch.float32."
             )
         if self.overlap and (self.device is None or torch.device(self.device).type != "cpu"):
             raise ValueError(

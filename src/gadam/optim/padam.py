@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -14,6 +14,7 @@ from torch.optim.optimizer import Optimizer, ParamsT
 from gadam import _torch
 from gadam.average.attached import cancel_folds, fold_into, step_from_iterates
 from gadam.average.fold import Fold
+from gadam.average.plan import Averaging
 from gadam.optim.cpu import CachedLaunch, can_count_steps, same_layout
 from gadam.optim.update import FORMS, Form, check_tensor_arguments, padam, to_scalar
 
@@ -32,13 +33,16 @@ def _check_rates(
         raise ValueError(f"Invalid learning rate: {lr}")
     if not eps >= 0.0:
         raise ValueError(f"Invalid epsilon value: {eps}")
+    if not isinstance(betas, Sequence):
+        hint = " Pass a plan as average=." if isinstance(betas, Averaging) else ""
+        raise TypeError(f"betas must be two numbers, got {type(betas).__name__}.{hint}")
+    if len(betas) != 2:
+        raise ValueError(f"betas must be two numbers, got {len(betas)}.")
     for index, beta in enumerate(betas):
         if not 0.0 <= beta < 1.0:
             raise ValueError(f"Invalid beta parameter at index {index}: {beta}")
     if not weight_decay >= 0.0:
         raise ValueError(f"Invalid weight_decay value: {weight_decay}")
-    if len(betas) != 2:
-        raise ValueError(f"betas must be two numbers, got {len(betas)}.")
     if isinstance(betas[0], Tensor) != isinstance(betas[1], Tensor):
         raise ValueError("betas must be either both floats or both Tensors")
 
