@@ -33,11 +33,7 @@ def _check_rates(
         raise ValueError(f"Invalid learning rate: {lr}")
     if not eps >= 0.0:
         raise ValueError(f"Invalid epsilon value: {eps}")
-    if not isinstance(betas, Sequence):
-        hint = " Pass a plan as average=." if isinstance(betas, Averaging) else ""
-        raise TypeError(f"betas must be two numbers, got {type(betas).__name__}.{hint}")
-    if len(betas) != 2:
-        raise ValueError(f"betas must be two numbers, got {len(betas)}.")
+    _check_pair(betas)
     for index, beta in enumerate(betas):
         if not 0.0 <= beta < 1.0:
             raise ValueError(f"Invalid beta parameter at index {index}: {beta}")
@@ -45,6 +41,14 @@ def _check_rates(
         raise ValueError(f"Invalid weight_decay value: {weight_decay}")
     if isinstance(betas[0], Tensor) != isinstance(betas[1], Tensor):
         raise ValueError("betas must be either both floats or both Tensors")
+
+
+def _check_pair(betas: object) -> None:
+    if not isinstance(betas, Sequence):
+        hint = " Pass a plan as average=." if isinstance(betas, Averaging) else ""
+        raise TypeError(f"betas must be two numbers, got {type(betas).__name__}.{hint}")
+    if len(betas) != 2:
+        raise ValueError(f"betas must be two numbers, got {len(betas)}.")
 
 
 def _check_form(partial: float, form: object) -> None:
@@ -202,6 +206,7 @@ class Padam(Optimizer):
         capturable: bool = False,
         differentiable: bool = False,
     ) -> None:
+        _check_pair(betas)
         check_tensor_arguments(lr, betas, capturable, foreach)
         _check_rates(lr, betas, eps, weight_decay)
         super().__init__(
