@@ -130,19 +130,19 @@ def _rows(name: str) -> list[_Row]:
     The same recipe is the same run: many rows of the paper stand in several tables.
     """
     small = experiments.get(name)
+    is_planned = name in paper.EXPERIMENTS
     found: dict[str, _Row] = {}
     if _path(name).is_file():
         own = _archive(name)["summary.json"]["rows"]
         found = {row["label"]: _Row(row["label"], name, row) for row in own}
-    is_planned = name in paper.EXPERIMENTS
     if is_planned or not found:
         whole = paper.experiment_of(name) if is_planned else small
         for label, recipe in whole.recipes.items():
             shared = _trained().get((replace(recipe, name=""), whole.metric_of(label)))
             if shared is not None:
                 found.setdefault(label, replace(shared, label=label))
-        if not is_planned and len(found) < len(small.recipes):
-            return []  # a few rows that happen to be there, without those to compare them with
+    if not _path(name).is_file() and len(found) < len(small.recipes):
+        return []  # a few rows that happen to be there, without those to compare them with
     return [found[label] for label in small.recipes if label in found]
 
 

@@ -53,8 +53,8 @@ def test_rows_are_found_in_other_tables(tmp_path: Path) -> None:
             assert row.source == "tab-cifar"
             same = f"{prefix}{row.label}" if prefix else row.label.replace(" ", " C-10 ", 1)
             assert row.result["iterate"]["mean"] == expected[same]
-    # Of these, only a part is in tab-cifar.
-    assert {row.label.split()[-1] for row in reproduction._rows("tab-linear-step")} == {"linear"}
+    # Of this one, half is in tab-cifar, but not what to compare it with.
+    assert reproduction._rows("tab-linear-step") == []
 
 
 def test_the_page_names_the_command_and_the_source(tmp_path: Path) -> None:
