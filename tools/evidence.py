@@ -102,6 +102,19 @@ def situations() -> str:
         "Gains in points of accuracy or in percent of the perplexity, with 95% intervals, paired "
         "by seed; positive is better. Bold gains have intervals without zero."
     )
+    again = [
+        one["decayed"]["interval"]
+        for one in _read().get("confirmation", {}).get("tasks", {}).values()
+        if "decayed" in one
+    ]
+    if again:
+        ahead = sum(low > 0 for low, _ in again)
+        behind = sum(high < 0 for _, high in again)
+        caption += (
+            " On [new seeds](#confirmation-on-new-seeds), the best average is ahead of the best "
+            f"decayed rate by more than its interval on {ahead} of {len(again)} tasks, and behind by "
+            f"as much on {behind or 'none'}."
+        )
     return _table(header, rows, caption, left=3) if rows else "No final runs yet."
 
 
