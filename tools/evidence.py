@@ -112,8 +112,8 @@ def situations() -> str:
         behind = sum(high < 0 for _, high in again)
         caption += (
             " On [new seeds](#confirmation-on-new-seeds), the best average is ahead of the best "
-            f"decayed rate by more than its interval on {ahead} of {len(again)} tasks, and behind by "
-            f"as much on {behind or 'none'}."
+            f"decayed rate by more than its interval on {ahead} of {len(again)} tasks, and behind "
+            f"by as much on {behind or 'none'}."
         )
     return _table(header, rows, caption, left=3) if rows else "No final runs yet."
 
