@@ -81,17 +81,19 @@ def confirm(workloads: list[Workload], folder: Path, workers: int) -> None:
     """Choose the best methods of all tasks, once, and run them on new seeds."""
     from benchmarks.evidence import analysis
 
-    compared = {one.name: one for one in workloads if one.name != analysis.ABLATION}
+    # The plan is for all tasks, also if only some of them run now.
+    compared = {name: one for name, one in TASKS.items() if name != analysis.ABLATION}
     readings = {
         name: analysis.readings_of(one, results.read(name, folder))
         for name, one in compared.items()
     }
     place = confirmation.folder_in(folder)
     confirmation.choose(compared, readings, place)
-    choices = [one for one in confirmation.read_plan(place) if one.task in compared]
+    wanted = [one.name for one in workloads]
+    choices = [one for one in confirmation.read_plan(place) if one.task in wanted]
 
     def left() -> list[Trial]:
-        done = [record.trial for name in compared for record in results.read(name, place)]
+        done = [record.trial for name in wanted for record in results.read(name, place)]
         return confirmation.pending(choices, done)
 
     def finish(records: list[Record]) -> None:
