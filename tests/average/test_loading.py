@@ -207,3 +207,15 @@ def test_an_attached_average_is_refused_before_anything_changes():
     with pytest.raises(ValueError, match="average of parameter 1 is missing"):
         average.load_state_dict(own)
     same(sgd.state_dict(), before)
+
+
+def test_an_interpolating_average_must_be_attached_before_loading():
+    params = parameters()
+    optimizer = torch.optim.AdamW(params, 0.05)
+    gadam.IterateAverage(optimizer, gadam.Averaging(start=1))
+    gadam.IterateAverage(optimizer, gadam.Averaging(start=1, interpolation=0.9))
+    train(optimizer, params, 5)
+    lacking = torch.optim.AdamW(parameters(), 0.05)
+    gadam.IterateAverage(lacking, gadam.Averaging(start=1))
+    with pytest.raises(ValueError, match="another average, 'average2', that was trained with inte"):
+        lacking.load_state_dict(optimizer.state_dict())

@@ -8,7 +8,7 @@ loader checks all of it before anything changes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -172,6 +172,7 @@ class Loader:
             state_dict: Its state dict without the average.
             saved: The saved average.
         """
+        self._warn_about(saved.others)
         params = params_of(optimizer)
         if saved.progress is not None:
             progress = self._unpack(saved.progress)
@@ -194,6 +195,27 @@ class Loader:
             raise ValueError(_missing(f"parameter {index}"))
         prepared = self._prepare(progress, saved.slots) if matches else {}
         return lambda: self.install(progress, prepared, bool(saved.slots), params)
+
+    def _warn_about(self, others: Collection[str]) -> None:
+        """Warn that a checkpoint has averages that the optimizer does not have.
+
+        The unfinished mean of a block is no loss: the blocks themselves are in files.
+        """
+        iterates = [name for name in others if name.endswith("_iterate")]
+        if iterates:
+            raise ValueError(
+                f"The checkpoint has another average, {iterates[0].removesuffix('_iterate')!r}, "
+                "that was trained with interpolation. Attach it before loading: without it, the "
+                "weights are not the iterate."
+            )
+        saved = [name.removesuffix("_progress") for name in others if name.endswith("_progress")]
+        names = sorted(name for name in saved if not name.startswith("block_mean"))
+        if names:
+            self.state.warn_once(
+                f"The checkpoint has averages that the optimizer does not have: {', '.join(names)}."
+                " They are dropped. To keep them, attach all averages before loading.",
+                8,
+            )
 
     def _start_empty(self, has_state: bool) -> None:
         """Reset the average after a checkpoint without one was loaded."""

@@ -31,11 +31,13 @@ class Saved(NamedTuple):
         progress: The packed progress, or None if there was none.
         slots: The buffers of each parameter, by name.
         bare: The parameters that have an entry, but no buffers in it.
+        others: The names of entries of averages that the optimizer does not have.
     """
 
     progress: Tensor | None
     slots: dict[Tensor, Slots]
     bare: list[Tensor]
+    others: frozenset[str] = frozenset()
 
 
 class Store(ABC):
@@ -176,11 +178,10 @@ class Store(ABC):
             The state dict without the average, and the average.
         """
 
-        def is_ours(key: object) -> bool:
-            if self.owns(key):
-                return True
-            # the average of a plan that is not attached anymore
-            return bool(_ANY_AVERAGE.fullmatch(str(key))) and not any(o.owns(key) for o in others)
+        def is_nobodys(key: object) -> bool:
+            return bool(_ANY_AVERAGE.fullmatch(str(key))) and not any(
+                store.owns(key) for store in (self, *others)
+            )
 
         params = params_of(optimizer)
         ids = [i for group in state_dict["param_groups"] for i in group["params"]]
@@ -191,7 +192,13 @@ class Store(ABC):
             if not isinstance(state, dict):
                 states[i] = state
                 continue
-            rest = {key: value for key, value in state.items() if not is_ours(key)}
+            dropped = {key for key in state if is_nobodys(key)}
+            saved = saved._replace(others=saved.others | dropped)
+            rest = {
+                key: value
+                for key, value in state.items()
+                if not self.owns(key) and key not in dropped
+            }
             if rest or not state:
                 states[i] = rest
             progress = state.get(self.progress_key)
