@@ -153,51 +153,53 @@ def overview() -> str:
         return "No task has final results yet."
     seeds = {_task(name)["seeds"] for name in TASKS}
     caption = (
-        f"Mean ± standard error of the test metric over {min(seeds)} seeds that tuned neither rate "
-        "nor decay. Every method has its own rate and decay, every average its own window, from "
-        "at least nine settings, chosen on validation data. The last column compares the best "
-        "average at a rate that stays high with the best of all other methods, both chosen on "
-        "validation data: the difference is paired by seed, with its 95% interval, and positive "
-        "if the average is better, bold if the interval does not contain zero. Small networks, "
-        "half a minute of training per run. "
-        "Commands, versions, all methods: [docs/evidence.md](docs/evidence.md)."
+        f"Test metric, mean ± standard error over {min(seeds)} seeds that tuned neither rate nor "
+        "decay. Every method has its own learning rate, weight decay, and averaging window, chosen "
+        "on validation data from at least nine settings. The last column is the difference between "
+        "the best average at a rate that stays high and the best other method, both chosen on "
+        "validation data, paired by seed, with its 95% interval. Positive favors the average. Bold "
+        "intervals exclude zero. The networks are small: half a minute of training per run. "
+        "Commands, versions, and all methods are in [docs/evidence.md](docs/evidence.md)."
     )
     header = ["task", *COLUMNS, "best decayed rate", "best average − best other method"]
     table = _table(header, rows, caption)
-    return table.replace("---:|\n", "---|\n", 1) + f"\n\n{_summary(len(rows), behind)}"
+    return table.replace("---:|\n", "---|\n", 1) + f"\n\n{_summary(behind)}"
 
 
-# The claims that a reader of the README asks about, by their first words.
-MAIN_CLAIMS = (
-    "The best average beats",
-    "The best average at a held rate beats",
-)
+# What the README says the best average is compared with, and its role in the confirmation.
+OPPONENTS = {"the best decayed rate": "decayed", "the best other method": "rival"}
 
 
-def _summary(tasks: int, behind: list[str]) -> str:
-    """Return the verdicts of the main claims, and the tasks where a rival is ahead."""
-    ahead = f"on {'; '.join(behind)}" if behind else "on none of these tasks"
-    lines = [
-        f"Verdicts on {tasks} of {len(TASKS)} tasks:",
-        "",
-    ]
-    for claim in _read()["claims"]:
-        if claim["text"].startswith(MAIN_CLAIMS):
-            first = claim["reason"].split(". ")[0].rstrip(".")  # the pooled test
-            reason = first[:1].lower() + first[1:]
-            against = sum(one["favors"] < 0 for one in claim["comparisons"])
-            if against and claim["verdict"] == "cannot be said":
-                reason += f", but {against} of {len(claim['comparisons'])} single tests against"
-            lines.append(f"- {claim['text']} **{claim['verdict'].capitalize()}** ({reason}).")
-    lines.append(f"- Another method is significantly ahead of the best average {ahead}.")
-    for opponent, words in (("decayed", "decayed rate"), ("rival", "other method")):
-        if (test := _read().get("confirmation", {}).get("pooled", {}).get(opponent)) is not None:
-            side = "in favor" if test["in favor"] else "against"
-            lines.append(
-                f"- On new seeds, which chose nothing, against the best {words}: p = "
-                f"{test['p']:.2g} {side} over {test['tasks']} tasks."
-            )
-    return "\n".join(lines)
+def _summary(behind: list[str]) -> str:
+    """Return the verdicts on the best average, and the tasks where another method is ahead."""
+    found = {claim["text"]: claim for claim in _read()["claims"]}
+    rows = []
+    for words, role in OPPONENTS.items():
+        claim = found[f"The best average beats {words}."]
+        held = found[f"The best average at a held rate beats {words}."]
+        again = _read().get("confirmation", {}).get("pooled", {}).get(role)
+        rows.append(
+            [
+                f"The best average beats {words}.",
+                f"**{claim['verdict']}**{_p_value(claim['pooled'])}",
+                _p_value(again).strip(" ()"),
+                f"{held['verdict']}{_p_value(held['pooled'])}",
+            ]
+        )
+    seeds = _read().get("confirmation", {}).get("seeds", [])
+    header = ["claim", "verdict", f"again, on {len(seeds)} new seeds", "at a held rate alone"]
+    caption = (
+        "Tests are paired by seed and pooled over tasks. A held rate alone leaves out eased rates "
+        "and interpolation. Another method is significantly ahead of the best average on "
+    )
+    caption += f"{'; '.join(behind)}." if behind else "none of these tasks."
+    return _table(header, rows, caption, left=4)
+
+
+def _p_value(test: Document | None) -> str:
+    if test is None:
+        return ""
+    return f" (p = {test['p']:.2g}{'' if test['in favor'] else ', against'})"
 
 
 def _verdict(task: Document) -> tuple[str, int] | None:
