@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 import gadam
-from benchmarks.evidence import confirmation, harness, pilot, results, tuning
+from benchmarks.evidence import confirmation, defaults, harness, pilot, results, tuning
 from benchmarks.evidence.harness import Record, Trial
 from benchmarks.evidence.tasks import TASKS, Workload
 from benchmarks.evidence.workers import work
@@ -26,7 +26,7 @@ def main() -> None:
     """Parse the command line and run a command."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.evidence", description=__doc__)
     commands = {f.__name__: f for f in (run, confirm, plan, status, costs, analyze)}
-    commands["pilot"] = run_pilot
+    commands |= {"defaults": run_defaults, "pilot": run_pilot}
     parser.add_argument("command", choices=[*commands, "verify"])
     parser.add_argument("tasks", nargs="*", help="tasks, in this order; the default is all")
     parser.add_argument("--workers", type=int, default=2, help="processes, one thread each")
@@ -72,7 +72,7 @@ def run(workloads: list[Workload], folder: Path, workers: int) -> None:
         except OSError:
             sys.exit(f"Another process is running {workload.name} in {folder}.")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("Stopped."))  # and stop the workers
-    failed = work(lambda: queue(workloads, folder), finish, workers)
+    failed = work(lambda: queue(workloads, folder), finish, workers, tuning.train)
     if failed:
         sys.exit(f"{len(failed)} runs failed. Fix the cause and run again.")
 
@@ -103,6 +103,31 @@ def confirm(workloads: list[Workload], folder: Path, workers: int) -> None:
     train = partial(confirmation.train, folder=place)
     if failed := work(left, finish, workers, train):
         sys.exit(f"{len(failed)} runs failed. Fix the cause and run again.")
+
+
+def run_defaults(workloads: list[Workload], folder: Path, workers: int) -> None:
+    """Run the default settings, and other values of them, on each task."""
+    place = defaults.folder_in(folder)
+
+    def left() -> list[Trial]:
+        return [
+            trial
+            for workload in workloads
+            if workload.name != "ablation"
+            for trial in defaults.pending(workload, _with_defaults(workload.name, folder))
+        ]
+
+    def finish(records: list[Record]) -> None:
+        results.append(records, place)
+        print(_line(records[0]), flush=True)
+
+    if failed := work(left, finish, workers, defaults.train):
+        sys.exit(f"{len(failed)} runs failed. Fix the cause and run again.")
+
+
+def _with_defaults(task: str, folder: Path) -> list[Record]:
+    """Return the records of a task in the evidence, and those of the default settings."""
+    return [*results.read(task, folder), *results.read(task, defaults.folder_in(folder))]
 
 
 def verify(workloads: list[Workload], folder: Path, rows: list[int]) -> None:
@@ -179,6 +204,10 @@ def analyze(workloads: list[Workload], folder: Path, workers: int) -> None:
         confirmation.read_plan(place), lambda task: results.read(task, place)
     )
     summary = analysis.summarize(lambda task: results.read(task, folder), costs, confirmed)
+    compared = {name: one for name, one in TASKS.items() if name != analysis.ABLATION}
+    summary["defaults"] = defaults.compare(
+        compared, {name: _with_defaults(name, folder) for name in compared}
+    )
     write_atomically(folder / "summary.json", (to_json(summary, indent=1) + "\n").encode())
     if folder == results.FOLDER:
         figures.write(summary)

@@ -135,24 +135,26 @@ def run(
     trial: Trial,
     workload: Workload | None = None,
     averages: Collection[str] = (*methods.AVERAGES, "bema"),
+    with_branch: bool = True,
 ) -> list[Record]:
     """Train once, on one thread.
 
-    A run at a held rate also returns the record of the same base with the schedule "wsd": up to the
-    decay at the end, both are the same run.
+    A run at a held rate also returns the record of the same base with the schedule "wsd", its
+    branch: up to the decay at the end, both are the same run.
 
     Args:
         trial: The run.
         workload: The task. The default is the one that the trial names.
         averages: The averages to measure. They do not change the run.
+        with_branch: Whether to train the branch of a run at a held rate.
 
     Returns:
-        One record, or two at a held rate.
+        One record, or two at a held rate with its branch.
     """
     torch.set_num_threads(1)
     training = _Training(trial, workload or TASKS[trial.task], averages)
     records = []
-    if trial.schedule == "held" and trial.method != trial.base:
+    if with_branch and trial.schedule == "held" and trial.method != trial.base:
         training.advance(math.floor((1 - methods.WSD_TAIL) * training.record.steps))
         records.append(_in_fork(lambda: training.finish("wsd")))
     return [training.finish(trial.schedule), *records]

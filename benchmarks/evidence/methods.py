@@ -26,6 +26,7 @@ __all__ = [
     "BASES",
     "BEMA",
     "CURVES",
+    "FORMS",
     "OWN_KNOB",
     "SCHEDULES",
     "Applied",
@@ -100,6 +101,7 @@ BASES = (
     *("schedule-free-adamw", "schedule-free-sgd", "gpa", "gadam-between", "gadamx-between"),
 )
 INTERPOLATED = ("gadam-between", "gadamx-between")  # ours, with gradients toward the average
+FORMS = ("padamw-amsgrad", "padamw-paper")  # PadamW with another update, to choose the default
 # Own knobs, the authors' default first: the interpolation of Schedule-Free and of ours, and the
 # decay of GPA's average (its authors recommend 0.9934 to 0.9984).
 OWN_KNOB: dict[str, tuple[float, ...]] = {
@@ -133,7 +135,7 @@ def build(base: str, model: nn.Module, knobs: Knobs, total: int) -> Optimizer:
     """Build a base optimizer with the settings that its authors recommend.
 
     Args:
-        base: One of :data:`BASES`, or a variant of the ablation.
+        base: One of :data:`BASES` or :data:`FORMS`, or a variant of the ablation.
         model: The model to optimize.
         knobs: The tuned settings.
         total: The number of steps.
@@ -163,6 +165,8 @@ def build(base: str, model: nn.Module, knobs: Knobs, total: int) -> Optimizer:
         "adamw": lambda: torch.optim.AdamW(params, lr, weight_decay=decay, fused=True),
         "adam-l2": lambda: torch.optim.Adam(params, lr, weight_decay=decay, fused=True),
         "padamw": lambda: gadam.PadamW(params, lr, **reference),
+        "padamw-amsgrad": lambda: gadam.PadamW(params, lr, amsgrad=True, **reference),
+        "padamw-paper": lambda: gadam.PadamW(params, lr, form="paper", **reference),
         "muon": lambda: Muon(model, lr, decay),
         # The paper's Gadam + LH: Lookahead until the average starts.
         "gadam-lookahead": lambda: gadam.Lookahead(

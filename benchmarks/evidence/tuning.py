@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from statistics import fmean
 
+from benchmarks.evidence import harness
 from benchmarks.evidence.harness import OWN, Record, Trial
 from benchmarks.evidence.methods import OWN_KNOB, Knobs, averages_itself
 from benchmarks.evidence.tasks import Workload
@@ -29,6 +30,7 @@ __all__ = [
     "pending",
     "score",
     "targets",
+    "train",
 ]
 
 AVERAGE = "average"  # the best of all averages of a run
@@ -55,6 +57,16 @@ def targets(method: str) -> tuple[Target, ...]:
     if method == "muon held":
         return (("held", AVERAGE), ("wsd", OWN))
     return ((schedule, AVERAGE),)
+
+
+def train(trial: Trial) -> list[Record]:
+    """Run a trial, with the branch that decays if it is compared.
+
+    Args:
+        trial: The trial.
+    """
+    schedules = [schedule for schedule, _ in targets(trial.method)]
+    return harness.run(trial, with_branch="wsd" in schedules)
 
 
 def level(center: float, steps: int) -> float:
