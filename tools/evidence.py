@@ -522,7 +522,7 @@ def equal_time() -> str:
             cells[1] += f" ({decayed['label']})"
         shares = [gains[rival]["share"] for rival in rivals if rival in gains]
         lost = [gains[rival]["cost"] for rival in rivals if rival in gains]
-        fewer = f"{100 * (1 - min(shares)):.1f} %" if shares else ""
+        fewer = f"{100 * (1 - min(shares)):.1f}%" if shares else ""
         cost = f"{max(lost):.2f}" if lost else ""
         rows.append([task["title"], ours["label"], fewer, cost, *cells])
     header = ["task", "best of ours", "fewer steps, at most", "what they cost"]

@@ -182,7 +182,7 @@ def start() -> str:
         picture.line(place(0, tick), place(100, tick), "#868b9155")
         picture.text((32, place(0, tick)[1] + 5), str(tick), "end")
     for tick in range(0, 101, 25):
-        picture.text((place(tick, low)[0], 302), f"{tick} %", "middle")
+        picture.text((place(tick, low)[0], 302), f"{tick}%", "middle")
     picture.text((250, 328), "start of the average, in % of the training", "middle")
     picture.text((40, 24), "test perplexity (lower is better)")
     picture.line(place(0, last.mean), place(100, last.mean), ITERATE, dashed=True)
@@ -199,11 +199,11 @@ def start() -> str:
 
 
 def forest() -> str:
-    """Draw the gains of averaging with their 95 % intervals, from results/compare.json."""
+    """Draw the gains of averaging with their 95% intervals, from results/compare.json."""
     rows = [row for row in _summary("compare")["rows"] if row["difference"] is not None]
     gains = [(row["label"], _mean(row["difference"])) for row in rows]
     reach = 7.0
-    names = {"true labels: ": "true labels", "": "30 % label noise"}
+    names = {"true labels: ": "true labels", "": "30% label noise"}
     words = []
     for label, gain in gains:
         words.append(f"{label} {gain.mean:+.2f} ± {gain.interval or 0:.2f}")
@@ -212,7 +212,7 @@ def forest() -> str:
         480,
         height,
         "Gain of averaging in points of test accuracy over the same optimizer with a decayed "
-        "learning rate, with 95 % intervals: " + ", ".join(words) + ".",
+        "learning rate, with 95% intervals: " + ", ".join(words) + ".",
     )
 
     def place(value: float) -> float:
@@ -224,7 +224,7 @@ def forest() -> str:
             picture.line((place(tick), 40), (place(tick), bottom), "#868b9155")
         picture.text((place(tick), bottom + 20), f"{tick:+d}" if tick else "0", "middle")
     picture.line((place(0), 40), (place(0), bottom), TEXT)
-    picture.text((238, height - 8), "gain in test accuracy, points, 95 % interval", "middle")
+    picture.text((238, height - 8), "gain in test accuracy, points, 95% interval", "middle")
     picture.text((place(0) - 8, 28), "decayed rate is better", "end")
     picture.text((place(0) + 8, 28), "average is better")
     y, group = 40.0, None

@@ -295,7 +295,7 @@ def capacity_time() -> str:
                 f"{traffic['average']} B",
                 f"{traffic['refresh'] / 1e9:,.0f} GB",
                 f"{seconds['step']:.2f} s",
-                f"{100 * seconds['average'] / seconds['step']:.3f} %",
+                f"{100 * seconds['average'] / seconds['step']:.3f}%",
                 f"{seconds['refresh']:,.0f} s",
                 "; ".join(row["problems"]) or "nothing",
             ]
@@ -515,7 +515,7 @@ def flatness(name: str) -> str:
     for key in ("spectral norm", "squared norm a parameter", "trace a parameter"):
         accuracies = [point["test"]["mean"] for point in points]
         r, low, high = correlated([point[key]["mean"] for point in points], accuracies)
-        texts.append(f"{r:.2f} for {SHARPNESS[key]} (95 % interval {low:.2f} to {high:.2f})")
+        texts.append(f"{r:.2f} for {SHARPNESS[key]} (95% interval {low:.2f} to {high:.2f})")
     return (
         f"Over the {len(points)} rows, the correlation of test accuracy with the curvature at the "
         f"final point is {', '.join(texts)}."
@@ -544,8 +544,8 @@ def predictions() -> str:
     caption = (
         f"Training losses. {inside} of {total} intervals hold the mean of the measurements. "
         f"{low} of {total} predictions are too low. The interval of the average is ± "
-        f"{100 * median(widths):.0f} % of the change of the loss in the median, and "
-        f"± {100 * max(widths):.0f} % at most. "
+        f"{100 * median(widths):.0f}% of the change of the loss in the median, and "
+        f"± {100 * max(widths):.0f}% at most. "
         f"Measured: means ± standard errors over continuations. Command: `{report['command']}` "
         f"(torch {versions['torch']}, {machine['cores']} cores). Source: "
         "`results/predictions.json`."

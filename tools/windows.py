@@ -195,7 +195,7 @@ def cost() -> str:
     rows = []
     for name, row in found["results"].items():
         added = row["added by the end of a block"]
-        share = "" if added is None else f"{100 * added:+.1f} %"
+        share = "" if added is None else f"{100 * added:+.1f}%"
         rows.append([name, f"{row['milliseconds']:.1f}", f"{row['ratio']:.2f}", share])
     caption = (
         f"Steps on the shapes of {network['network']}, without forward and backward passes. "

@@ -3,7 +3,7 @@
 A verdict is "holds", "does not hold", or "cannot be said". Claims that one method beats another are
 tested in pairs over seeds: all tests together (Stouffer), corrected for the number of claims, and
 each test on its own, corrected for the number of tests (Holm). One task alone decides none. Claims
-that something hardly matters hold if the 90 % interval of the difference is inside a margin that
+that something hardly matters hold if the 90% interval of the difference is inside a margin that
 was fixed beforehand: half a point of accuracy, or one percent of the perplexity. They do not hold
 if more of these intervals are outside the margin than inside.
 """
@@ -90,7 +90,7 @@ class Comparison:
         task: The task.
         what: What is compared.
         mean: The mean difference. Positive is in favor of the claim.
-        interval: Its confidence interval: 95 %, or 90 % against a margin.
+        interval: Its confidence interval: 95%, or 90% against a margin.
         pairs: The number of pairs.
         p: The p-value, corrected over all tests of all claims; None against a margin.
         favors: 1 if the test is in favor of the claim, -1 if it is against it, 0 if it is open.

@@ -54,7 +54,7 @@ def compare(
 
     Returns:
         Per method of ours and rival: the share of the steps, what the missing steps cost ours, and
-        the gain over the rival with its 95 % interval. In points of accuracy, or in percent of the
+        the gain over the rival with its 95% interval. In points of accuracy, or in percent of the
         perplexity; a positive gain is in favor of ours.
     """
     step = cost["step"]

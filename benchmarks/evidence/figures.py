@@ -41,7 +41,7 @@ def write(summary: Document, folder: Path = FOLDER) -> list[Path]:
 
 
 def forest(task: Document) -> str | None:
-    """Return differences to Gadam with 95 % intervals, or None if there are none.
+    """Return differences to Gadam with 95% intervals, or None if there are none.
 
     Args:
         task: An entry of the summary.
@@ -67,7 +67,7 @@ def forest(task: Document) -> str | None:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
         f'width="{WIDTH}" height="{height}" role="img" aria-label="{escape(title)}">',
         f"<title>{escape(title)}</title><style>{STYLE}</style>",
-        _text(f"{title}, 95 % intervals", WIDTH / 2, 18, "middle"),
+        _text(f"{title}, 95% intervals", WIDTH / 2, 18, "middle"),
     ]
     for tick in ticks:
         kind = "zero" if tick == 0 else "grid"

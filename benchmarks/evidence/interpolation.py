@@ -86,7 +86,7 @@ class Interpolated(Optimizer):
 
 
 def ema_coefficient(total: int) -> float:
-    """Return the weight of the newest iterate in an EMA with a half-life of 5 % of the steps.
+    """Return the weight of the newest iterate in an EMA with a half-life of 5% of the steps.
 
     Args:
         total: The number of steps.

@@ -153,7 +153,7 @@ def sign_test(positive: int, negative: int) -> float:
 
 
 def correlated(first: Sequence[float], second: Sequence[float]) -> tuple[float, float, float]:
-    """Return Pearson's correlation and its 95 % interval (Fisher, 1921).
+    """Return Pearson's correlation and its 95% interval (Fisher, 1921).
 
     Args:
         first: Four values or more.

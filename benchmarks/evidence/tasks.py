@@ -143,7 +143,7 @@ _IMAGENET32 = Workload(
 _ALL = (
     Workload(
         _images("fashion-noisy", replace(_FASHION, label_noise=0.3), 20),
-        "Fashion-MNIST, 30 % of the labels redrawn",
+        "Fashion-MNIST, 30% of the labels redrawn",
         IMAGE_CENTERS,
         0.45,
         WITH_ALL,

@@ -395,7 +395,7 @@ def bfloat16(kind: type[_Tool]) -> Verdict:
             tool.step(step)
         averages.append(float(tool.average()["inner.2.weight"].float().mean()) - 1)
     moved = averages[0] / averages[1]
-    return Verdict(abs(moved - 1) < 0.05, f"moves {100 * moved:.0f} % as far as in float32", moved)
+    return Verdict(abs(moved - 1) < 0.05, f"moves {100 * moved:.0f}% as far as in float32", moved)
 
 
 def batchnorm(kind: type[_Tool]) -> Verdict:
@@ -407,7 +407,7 @@ def batchnorm(kind: type[_Tool]) -> Verdict:
     gadam.refresh_batchnorm(right, [batch(i) for i in range(4)])
     off = (seen["norm.running_mean"] - right.norm.running_mean).norm()
     ratio = float(off / right.norm.running_mean.norm())
-    text = "exact" if ratio < 1e-6 else f"the mean is off by {100 * ratio:.0f} %"
+    text = "exact" if ratio < 1e-6 else f"the mean is off by {100 * ratio:.0f}%"
     return Verdict(ratio < 1e-3, text, ratio)
 
 

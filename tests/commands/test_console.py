@@ -53,8 +53,8 @@ def test_lines_for_a_log(capsys):
     captured = capsys.readouterr()
     assert captured.out.splitlines() == [
         "Gadam, seed 3: started",
-        "Gadam, seed 3: epoch 1/6, training loss nan, test accuracy: iterate 80.0 %",
-        "Gadam, seed 3: done in 2 s, test accuracy: iterate 81.0 %",
+        "Gadam, seed 3: epoch 1/6, training loss nan, test accuracy: iterate 80.0%",
+        "Gadam, seed 3: done in 2 s, test accuracy: iterate 81.0%",
     ]
     assert "FAILED Gadam, seed 3: no [memory]" in captured.err
 
@@ -89,7 +89,7 @@ def test_bars_for_a_terminal():
         play(listener)
     text = screen.getvalue()
     assert "1/1 runs" in text
-    assert "Gadam, seed 3: done in 2 s, test accuracy: iterate 81.0 %" in text
+    assert "Gadam, seed 3: done in 2 s, test accuracy: iterate 81.0%" in text
     assert "Gadam, seed 3: A file [was] damaged." in text
     assert "FAILED Gadam, seed 3: no [memory]" in text
 
@@ -155,11 +155,11 @@ def test_piped_output_is_never_truncated(capsys):
 def test_verdicts_have_headings_if_there_are_several(capsys):
     first = Verdict("task [a]", "accuracy", "SGD", SeedMean(81.0, 0.1, 3))
     console.print_verdicts([first])
-    assert capsys.readouterr().out == "SGD is best: 81.0 % accuracy.\n"
+    assert capsys.readouterr().out == "SGD is best: 81.0% accuracy.\n"
     console.print_verdicts([first, replace(first, task="task b")])
     assert capsys.readouterr().out.splitlines() == [
-        "task [a]: SGD is best: 81.0 % accuracy.",
-        "task b: SGD is best: 81.0 % accuracy.",
+        "task [a]: SGD is best: 81.0% accuracy.",
+        "task b: SGD is best: 81.0% accuracy.",
     ]
 
 

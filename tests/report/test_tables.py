@@ -58,7 +58,7 @@ def test_files_hold_the_numbers_of_the_summary(tmp_path):
     assert table[1].average is not None
     assert float(rows[1]["average_mean"]) == table[1].average.mean
     latex = (tmp_path / "out" / "table.tex").read_text()
-    assert r"95 \% interval" in latex
+    assert r"95\% interval" in latex
     assert latex.count(r"\\") == 3
     markdown = (tmp_path / "out" / "table.md").read_text()
     assert markdown == summary.to_markdown(collection.experiment, table) + "\n"

@@ -209,7 +209,7 @@ def test_tasks_have_titles_that_tell_them_apart_and_rows_short_names():
     }
     groups = summary.task_groups(Experiment("e", "title", rows))
     assert [(group.title, list(group.names.values())) for group in groups] == [
-        ("vgg-mini on fashion-mini, 30 % label noise", ["SGD", "SWA"]),
+        ("vgg-mini on fashion-mini, 30% label noise", ["SGD", "SWA"]),
         ("vgg-mini on fashion-mini, true labels", ["SGD", "SWA"]),
         ("small: vgg-mini on fashion-mini, true labels, examples=100", ["SGD"]),
         ("vgg-mini-wide on fashion-mini, true labels", ["SGD"]),

@@ -111,7 +111,7 @@ def test_rows_of_a_running_sweep_are_compared_on_the_seeds_they_share():
     assert verdict.best == "SGD"
     assert verdict.gain == SeedMean(-1.0, None, 1)
     assert verdict.missing == 12 - 4
-    assert verdict.sentence().startswith("So far, SGD is best on validation data: 66.7 % ac")
+    assert verdict.sentence().startswith("So far, SGD is best on validation data: 66.7% ac")
     assert verdict.sentence().endswith("8 runs are not finished.")
 
 
@@ -125,7 +125,7 @@ def test_smaller_is_better_for_a_loss():
     }
     verdict = only(experiment, found)
     assert verdict.sentence() == (
-        "Gadam is best: perplexity 65.83, a gain of +5.17 over Adam (95 % interval +3.27 to +7.06)."
+        "Gadam is best: perplexity 65.83, a gain of +5.17 over Adam (95% interval +3.27 to +7.06)."
     )
 
 
@@ -152,7 +152,7 @@ def test_tasks_are_judged_separately():
     found |= {("true labels: SGD", 0): result(99.0, 99.0)}
     first, second = verdicts(both, found)
     assert (first.best, second.best) == ("SWA", "true labels: SGD")
-    assert second.sentence().startswith("So far, SGD is best: 99.0 % accuracy.")
+    assert second.sentence().startswith("So far, SGD is best: 99.0% accuracy.")
     assert first.task != second.task
 
 
@@ -165,49 +165,49 @@ def test_tasks_are_judged_separately():
         (
             [80.0, 81.0, 82.0],
             [82.5, 84.0, 85.0],
-            "SWA is best: 83.8 % accuracy, +2.8 points over SGD (95 % interval +2.1 to +3.6).",
+            "SWA is best: 83.8% accuracy, +2.8 points over SGD (95% interval +2.1 to +3.6).",
         ),
         (
             [80.0, 81.0, 82.0],
             [80.5, 84.0, 81.0],
-            "SWA is best: 81.8 % accuracy, but there is no significant difference: +0.8 points "
-            "over SGD (95 % interval -4.2 to +5.9).",
+            "SWA is best: 81.8% accuracy, but there is no significant difference: +0.8 points "
+            "over SGD (95% interval -4.2 to +5.9).",
         ),
         (
             [80.0, 81.0, 82.0],
             [80.5, 79.0, 81.0],
-            "SGD is best: 81.0 % accuracy. There is no significant difference: SWA has -0.8 points "
-            "against SGD (95 % interval -4.0 to +2.3).",
+            "SGD is best: 81.0% accuracy. There is no significant difference: SWA has -0.8 points "
+            "against SGD (95% interval -4.0 to +2.3).",
         ),
         (
             [80.0, 81.0, 82.0],
             [79.0, 80.0, 80.7],
-            "SGD is best: 81.0 % accuracy. Averaging does not help: SWA has -1.1 points against "
-            "SGD (95 % interval -1.5 to -0.7).",
+            "SGD is best: 81.0% accuracy. Averaging does not help: SWA has -1.1 points against "
+            "SGD (95% interval -1.5 to -0.7).",
         ),
         (
             [80.0, 80.2, 82.0],
             [81.0, 81.2, 83.0],
-            "SWA is best: 81.7 % accuracy, +1.0 points over SGD. The gain of all seeds is the "
+            "SWA is best: 81.7% accuracy, +1.0 points over SGD. The gain of all seeds is the "
             "same, which gives no interval: the difference may be chance.",
         ),
         (
             [80.0, 81.0],
             [80.5, 82.5],
-            "SWA is best: 81.5 % accuracy, but there is no significant difference: +1.0 points "
-            "over SGD (95 % interval -5.4 to +7.4). Two seeds give a very wide interval: add "
+            "SWA is best: 81.5% accuracy, but there is no significant difference: +1.0 points "
+            "over SGD (95% interval -5.4 to +7.4). Two seeds give a very wide interval: add "
             "seeds.",
         ),
         (
             [80.0],
             [82.0],
-            "SWA is best: 82.0 % accuracy, +2.0 points over SGD. One seed gives no interval: the "
+            "SWA is best: 82.0% accuracy, +2.0 points over SGD. One seed gives no interval: the "
             "difference may be chance.",
         ),
         (
             [82.0],
             [80.0],
-            "SGD is best: 82.0 % accuracy. SWA has -2.0 points against SGD. One seed gives no "
+            "SGD is best: 82.0% accuracy. SWA has -2.0 points against SGD. One seed gives no "
             "interval: the difference may be chance.",
         ),
     ],
@@ -226,13 +226,13 @@ def test_a_choice_that_test_data_contradict():
     found |= {("SWA", s): result(78.0 + 1.1 * s, 71.0) for s in range(3)}
     two = Experiment("e", "t", {row: ROWS[row] for row in ("SGD", "SWA")})
     assert only(two, found).sentence() == (
-        "SWA is best on validation data: 79.1 % accuracy on test data. SGD is better there: SWA "
-        "has -1.9 points against SGD (95 % interval -2.1 to -1.7)."
+        "SWA is best on validation data: 79.1% accuracy on test data. SGD is better there: SWA "
+        "has -1.9 points against SGD (95% interval -2.1 to -1.7)."
     )
 
 
 def test_methods_of_one_kind_have_no_gain():
     bases = Experiment("e", "t", {row: ROWS[row] for row in ("SGD", "AdamW")}, seeds=1)
     assert only(bases, results(SGD=[80.0], AdamW=[81.0])).sentence() == (
-        "AdamW is best: 81.0 % accuracy."
+        "AdamW is best: 81.0% accuracy."
     )

@@ -128,7 +128,7 @@ def test_a_damaged_checkpoint_is_reported(tmp_path):
         (EpochRecord(1, 0.1, 0.5), "epoch 1/3, training loss 0.500"),
         (
             EpochRecord(2, 0.1, 0.5, iterate={"test": {"accuracy": 80.0}}),
-            "epoch 2/3, training loss 0.500, test accuracy: iterate 80.0 %",
+            "epoch 2/3, training loss 0.500, test accuracy: iterate 80.0%",
         ),
         (
             EpochRecord(
@@ -138,7 +138,7 @@ def test_a_damaged_checkpoint_is_reported(tmp_path):
                 iterate={"test": {"accuracy": 80.0}, "validation": {"accuracy": 75.0}},
                 average={"test": {"accuracy": 82.0}, "validation": {"accuracy": 77.0}},
             ),
-            "epoch 3/3, training loss 0.500, validation accuracy: iterate 75.0 %, average 77.0 %",
+            "epoch 3/3, training loss 0.500, validation accuracy: iterate 75.0%, average 77.0%",
         ),
         (
             EpochRecord(3, 0.1, math.nan, iterate={"test": {"accuracy": math.nan}}),

@@ -547,7 +547,7 @@ class Averaging:
         The paper averages the last half, ``last=0.5``: it starts at epoch 161 of 300, 100 of 200
         and 30 of 50. In our comparisons on real data, later starts were better wherever the loss
         still fell in the second half of training, and worse where the network overfit early. An EMA
-        with a half-life of 5 % of the steps, and ``PowerEMA(0.1)`` from the first step, did as well
+        with a half-life of 5% of the steps, and ``PowerEMA(0.1)`` from the first step, did as well
         as the last quarter.
 
         The plan takes about 150 samples, as the paper does with one per epoch in the last half of

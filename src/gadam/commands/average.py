@@ -84,7 +84,7 @@ def run(arguments: list[str]) -> int:
 
     def show(done: int, total: int) -> None:
         end = "\n" if done == total else ""
-        print(f"\r{100 * done // max(total, 1):3d} %", end=end, file=sys.stderr, flush=True)
+        print(f"\r{100 * done // max(total, 1):3d}%", end=end, file=sys.stderr, flush=True)
 
     with warnings.catch_warnings(record=True):  # the notices are printed below
         warnings.simplefilter("always")

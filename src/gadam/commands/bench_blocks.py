@@ -145,6 +145,6 @@ def to_markdown(report: Document) -> list[str]:
     ]
     for name, row in report["results"].items():
         added = row["added by the end of a block"]
-        share = "" if added is None else f"{100 * added:+.1f} %"
+        share = "" if added is None else f"{100 * added:+.1f}%"
         lines.append(f"| {name} | {row['milliseconds']:.2f} | {row['ratio']:.2f} | {share} |")
     return lines

@@ -166,7 +166,7 @@ class Bars(Quiet):
         self._runs = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
-            TextColumn("{task.percentage:>3.0f} %"),
+            TextColumn("{task.percentage:>3.0f}%"),
             TextColumn("[dim]{task.fields[update]}"),
             console=console,
         )

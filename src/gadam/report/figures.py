@@ -155,7 +155,7 @@ def _draw_gains(collection: Collection, axes: Axes, group: TaskGroup) -> None:
     axes.grid(axis="y", visible=False)
     if gains:
         metric = collection.experiment.metric_of(gains[0].label)
-        axes.set_xlabel(f"{series.gain_title(metric)} (95 % interval)")
+        axes.set_xlabel(f"{series.gain_title(metric)} (95% interval)")
 
 
 def _draw_curves(collection: Collection, axes: Axes, group: TaskGroup) -> None:

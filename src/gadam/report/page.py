@@ -261,7 +261,7 @@ def _gains_section(panels: Sequence[Panel]) -> str:
         '<section aria-labelledby="gains-heading"><h2 id="gains-heading">What averaging gains</h2>'
         + _panels("gains", panels, "Gains")
         + '<p class="note">Gain of each method over its base on test data, paired by seed, with '
-        "its 95 % confidence interval. To the right of zero, the method is better than its base. A "
+        "its 95% confidence interval. To the right of zero, the method is better than its base. A "
         "filled marker means that the interval excludes zero.</p></section>"
     )
 

@@ -99,7 +99,7 @@ class Gain:
         label: The row.
         base: The row it is compared with.
         mean: The mean gain; positive is better.
-        low: The lower end of the 95 % interval; the mean if there is no interval.
+        low: The lower end of the 95% interval; the mean if there is no interval.
         high: The upper end.
         seeds: The number of seeds that both have.
     """

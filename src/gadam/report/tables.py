@@ -121,7 +121,7 @@ def results_table(collection: Collection) -> str:
         texts.append(cells)
     caption = (
         f"Test {summary.with_units(experiment.metrics)}: mean ± standard error over seeds. Gains "
-        "are paired by seed and shown with their 95 % confidence interval; a positive gain is an "
+        "are paired by seed and shown with their 95% confidence interval; a positive gain is an "
         "improvement. A method with an average is rated by its average. The best method of each "
         "task is highlighted; it is chosen on validation data if there is any."
     )
@@ -165,7 +165,7 @@ def costs_table(costs: Iterable[Cost], groups: Sequence[TaskGroup]) -> str:
     rows = []
     for cost in ordered:
         total = sum(cost.seconds.values()) or 1.0
-        shares = [f"{100 * cost.seconds.get(a, 0.0) / total:.0f} %" for a in COST_NAMES]
+        shares = [f"{100 * cost.seconds.get(a, 0.0) / total:.0f}%" for a in COST_NAMES]
         rows.append(
             (
                 names[cost.label],

@@ -74,7 +74,7 @@ def gains_spec(
     title: str,
     domain: tuple[float, float],
 ) -> Spec:
-    """Return the forest plot of one task: a gain per row, its 95 % interval, and zero.
+    """Return the forest plot of one task: a gain per row, its 95% interval, and zero.
 
     Args:
         gains: The gains of the task.
@@ -120,7 +120,7 @@ def gains_spec(
     tooltip = [
         {"field": "row", "title": "gain of"},
         {"field": "mean", "title": "mean", "format": "+.3~g"},
-        {"field": "low", "title": "95 % interval from", "format": "+.3~g"},
+        {"field": "low", "title": "95% interval from", "format": "+.3~g"},
         {"field": "high", "title": "to", "format": "+.3~g"},
         {"field": "seeds"},
     ]

@@ -33,7 +33,7 @@ __all__ = [
     "with_units",
 ]
 
-# The 97.5 % quantile of Student's t with 1, 2, … degrees of freedom.
+# The 97.5% quantile of Student's t with 1, 2, … degrees of freedom.
 _STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 
@@ -73,7 +73,7 @@ class SeedMean:
 
     @property
     def interval(self) -> float | None:
-        """Half the width of the 95 % confidence interval, or None if the spread is not known.
+        """Half the width of the 95% confidence interval, or None if the spread is not known.
 
         Equal values, such as accuracies on few examples, say nothing about the spread.
         """
@@ -83,7 +83,7 @@ class SeedMean:
 
     @property
     def bounds(self) -> tuple[float, float] | None:
-        """The ends of the 95 % confidence interval, or None if the spread is not known."""
+        """The ends of the 95% confidence interval, or None if the spread is not known."""
         half = self.interval
         return None if half is None else (self.mean - half, self.mean + half)
 
@@ -213,7 +213,7 @@ def summarize(
     return table
 
 
-HEADER = ("method", "iterate", "average", "gain (95 % interval)", "validation", "seconds per run")
+HEADER = ("method", "iterate", "average", "gain (95% interval)", "validation", "seconds per run")
 
 
 def row_title(row: Row) -> str:
@@ -342,7 +342,7 @@ def _task_titles(recipes: list[Recipe]) -> list[str]:
         text = f"{recipe.model} on {recipe.data.name}"
         if noisy and recipe.language is None:
             noise = recipe.data.label_noise
-            text += f", {100 * noise:g} % label noise" if noise else ", true labels"
+            text += f", {100 * noise:g}% label noise" if noise else ", true labels"
         return text
 
     titles = [describe(recipe) for recipe in recipes]

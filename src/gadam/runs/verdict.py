@@ -61,7 +61,7 @@ class Verdict:
         ...     gain=SeedMean(2.85, 0.246, 3),
         ... )
         >>> verdict.sentence()
-        'GadamX is best: 83.2 % accuracy, +2.9 points over PadamW (95 % interval +1.8 to +3.9).'
+        'GadamX is best: 83.2% accuracy, +2.9 points over PadamW (95% interval +1.8 to +3.9).'
     """
 
     task: str
@@ -78,7 +78,7 @@ class Verdict:
 
     @property
     def significant(self) -> bool:
-        """True if the 95 % interval of the gain excludes zero."""
+        """True if the 95% interval of the gain excludes zero."""
         bounds = None if self.gain is None else self.gain.bounds
         return bounds is not None and not bounds[0] <= 0 <= bounds[1]
 
@@ -134,7 +134,7 @@ class Verdict:
     def _value(self) -> str:
         mean = self.value.mean
         if is_percentage(self.metric):
-            return f"{mean:.1f} % {'top-5 accuracy' if self.metric == 'top5' else self.metric}"
+            return f"{mean:.1f}% {'top-5 accuracy' if self.metric == 'top5' else self.metric}"
         return f"{self.metric} {mean:.{decimals(mean)}f}"
 
     def _gain(self, gain: SeedMean) -> str:
@@ -142,7 +142,7 @@ class Verdict:
         is_points = is_percentage(self.metric)
         digits, unit = (1, " points") if is_points else (decimals(self.value.mean), "")
         mean, *bounds = signed(numbers, digits)
-        interval = f" (95 % interval {bounds[0]} to {bounds[1]})" if bounds else ""
+        interval = f" (95% interval {bounds[0]} to {bounds[1]})" if bounds else ""
         amount = f"{mean}{unit}" if unit else f"a gain of {mean}"
         over = "against" if gain.mean < 0 else "over"
         return f"{amount} {over} {self._name(self.base)}{interval}"

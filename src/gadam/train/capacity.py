@@ -272,10 +272,10 @@ class Machine:
         gpus_per_node: GPUs that the fast links connect.
         memory: Bytes per GPU.
         flops: Matrix products per second and GPU, in bfloat16, at the efficiency of real training
-            (40 % of 989 TFLOP/s).
-        memory_bandwidth: Bytes per second of a GPU's memory (80 % of 3.35 TB/s).
-        link: Bytes per second and GPU within a node (NVLink, 80 % of 450 GB/s).
-        network: Bytes per second and GPU between nodes (80 % of 50 GB/s).
+            (40% of 989 TFLOP/s).
+        memory_bandwidth: Bytes per second of a GPU's memory (80% of 3.35 TB/s).
+        link: Bytes per second and GPU within a node (NVLink, 80% of 450 GB/s).
+        network: Bytes per second and GPU between nodes (80% of 50 GB/s).
         latency: Seconds per collective and hop. It grows with the number of ranks.
         storage: Bytes per second that the shared file system takes from all nodes together.
         overlaps: Whether collectives run while the GPU computes.
@@ -569,7 +569,7 @@ def _problems(
     if settings.blocks_every and seconds["block"] > settings.blocks_every * seconds["step"]:
         found.append("blocks: the file system takes longer to write one than training takes")
     if seconds["checkpoint"] > 0.1 * settings.checkpoint_every * seconds["step"]:
-        found.append("checkpoints: writing one takes more than 10 % of the time between two")
+        found.append("checkpoints: writing one takes more than 10% of the time between two")
     waiting = seconds["step"] - seconds["compute"] - seconds["update"] - seconds["average"]
     if waiting > 0.1 * seconds["step"]:
         share = waiting / seconds["step"]

@@ -232,7 +232,7 @@ def _compare() -> Experiment:
     return side_by_side(
         "What iterate averaging does",
         rows,
-        note="30 % of the training labels are redrawn at random, except in rows with true labels.",
+        note="30% of the training labels are redrawn at random, except in rows with true labels.",
     )
 
 

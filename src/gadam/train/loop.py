@@ -35,7 +35,7 @@ from gadam.train.tasks.task import Part
 
 __all__ = ["Stopped", "train"]
 
-# What a killed run may lose. A checkpoint costs well below 1 % of it.
+# What a killed run may lose. A checkpoint costs well below 1% of it.
 CHECKPOINT_SECONDS = float(os.environ.get("GADAM_CHECKPOINT_SECONDS", 20))
 REPORT_SECONDS = 0.1
 _SAVE, _STOP = 1, 2  # wishes of ranks: the largest one counts

@@ -188,7 +188,7 @@ class TrainingJob:
             value = record.metric(metric, point, split)
             if value is not None:
                 digits = 1 if is_percentage(metric) else decimals(value)
-                unit = " %" if is_percentage(metric) else ""
+                unit = "%" if is_percentage(metric) else ""
                 shown.append(f"{point} {value:.{digits}f}{unit}")
         return f"{split} {metric}: {', '.join(shown)}" if shown else ""
 

@@ -278,7 +278,7 @@ def test_a_start_that_matters_more_often_than_not(tasks: dict[str, Workload]) ->
 
 def test_averages_are_compared_along_the_same_runs(summary: dict[str, Any]) -> None:
     held, cosine = summary["averages"]["held"], summary["averages"]["cosine"]
-    # Every average but the last half and the last 25 % is the same in the simulation.
+    # Every average but the last half and the last 25% is the same in the simulation.
     assert held["lawa"]["tasks"]["fashion-noisy"] == pytest.approx(-0.2)
     assert held["tail 25%"]["worst"] == held["tail 25%"]["mean"] == pytest.approx(-2.2)
     assert held[OWN]["mean"] == pytest.approx((74 - 82.2 + 75 - 84.2) / 2)  # of both bases
@@ -475,7 +475,7 @@ def test_the_page_says_what_the_summary_says(
     assert "(PadamW, WSD)" in situation
     # At half of the steps it loses one point of its EMA's lead over a cosine, 84 to 79.
     at_equal_time = page["evidence-equal-time"].splitlines()[2]
-    assert "| GadamX | 50.0 % | 1.00 | **+4.0** (+4.0 to +4.0) |" in at_equal_time
+    assert "| GadamX | 50.0% | 1.00 | **+4.0** (+4.0 to +4.0) |" in at_equal_time
     assert "| last 25% | -2.20 | -2.20 | -2.20 |" in page["evidence-averages-held"]
     assert "GadamX − " in page["evidence-overview"]
     assert "Verdicts on 1 of 7 tasks" in page["evidence-overview"]

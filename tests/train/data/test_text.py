@@ -72,7 +72,7 @@ def test_single_text_is_divided(by_folder, tmp_path):
     assert [len(corpus.split(s)) for s in text.SPLITS] == [270, 15, 15]
     assert words_of(corpus, "train").startswith("word0 and <eos> word1")
     assert words_of(corpus, "test").endswith("<unk> and <eos>")
-    assert "90 % of it are for training" in corpus.notices[0]
+    assert "90% of it are for training" in corpus.notices[0]
     (tmp_path / "book.txt").write_text("too short\n")
     with pytest.raises(DataError, match=r"book.txt has 3 words, too few to hold out any"):
         text.load(str(tmp_path / "book.txt"))

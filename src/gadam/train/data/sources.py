@@ -383,7 +383,7 @@ _SOURCES: dict[str, _Arrays | _Relabeled | _ImageFolders] = {
         (0.2470, 0.2435, 0.2616),
     ),
     "cifar100": _CIFAR100,
-    # The labels of human annotators, 40 % of them wrong (Wei et al., 2022, arXiv 2110.12088).
+    # The labels of human annotators, 40% of them wrong (Wei et al., 2022, arXiv 2110.12088).
     "cifar100n": _Relabeled(_CIFAR100, "cifar-100n/fine_labels.bin"),
     "mnist": _Arrays(_idx_layouts("MNIST/raw", "mnist"), 10, (0.1307,), (0.3081,)),
     "fashion-mnist": _Arrays(_idx_layouts("FashionMNIST/raw", "fashion-mnist"), 10, *_FASHION),

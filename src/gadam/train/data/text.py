@@ -168,7 +168,7 @@ def load(
     Args:
         name: One of :func:`names` (case and punctuation do not matter), or text of your own: a
             folder with train.txt, valid.txt (or validation.txt, val.txt) and test.txt, or a single
-            .txt file, of which 90 % are for training. A path, or a name below ``data_dir``.
+            .txt file, of which 90% are for training. A path, or a name below ``data_dir``.
         data_dir: The folder of all data sets. The default is the environment variable
             ``GADAM_DATA``, then ``~/.cache/gadam/data``. toy-language needs no files.
         examples: Use only this many training words, and their vocabulary. toy-language keeps its
@@ -240,8 +240,8 @@ def _own_text(name: str, root: Path, examples: int | None, words: int | None) ->
     if single is not None:
         files, texts = [single], _divided(single)
         notices: tuple[str, ...] = (
-            f"{single} is one text: 90 % of it are for training, 5 % for validation and the last "
-            "5 % for the test.",
+            f"{single} is one text: 90% of it are for training, 5% for validation and the last "
+            "5% for the test.",
         )
     else:
         source = _Source((str(path.absolute()),), (*_OWN, _TOKENS))

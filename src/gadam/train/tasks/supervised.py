@@ -61,7 +61,7 @@ class SupervisedTask(Task[Any]):
         model: A function that returns the model, such as the model's class. It is called after
             seeding, once per run.
         train: The training data.
-        validation: The data that settings are chosen on. The default splits 10 % off the training
+        validation: The data that settings are chosen on. The default splits 10% off the training
             data, the same examples for all seeds. They go through the same augmentation as the
             training data, if there is any.
         test: The data that results are reported on. The default reports the validation data.
@@ -434,7 +434,7 @@ def _is_array(value: object) -> bool:
 
 
 def _held_out(train: _Samples | _Function) -> tuple[_Samples, _Samples]:
-    """Split 10 % off the training data."""
+    """Split 10% off the training data."""
     if isinstance(train, _Function):
         raise TaskError(
             "train is a function, so validation data cannot be split off. Pass validation=."
