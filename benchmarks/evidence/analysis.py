@@ -104,7 +104,7 @@ def _task(workload: Workload, records: list[Record], readings: dict[str, Reading
         if reading.test:
             row["mean"], row["error"] = mean_and_error(list(reading.test.values()))
         rows.append(row)
-    for reference in CHAMPIONS:
+    for reference in (*CHAMPIONS, "Gadam, last quarter"):
         _compare(rows, readings, reference, _sign(workload))
     rows.sort(key=lambda row: _rank(row, _sign(workload)))
     trained = [method for method in workload.methods if _is_begun(method, records)]

@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 
 from benchmarks.evidence import harness
 from benchmarks.evidence.contenders import CONTENDERS, Reading, champions, value
@@ -169,6 +170,7 @@ def compare(choices: Iterable[Choice], read_records: Callable[[str], list[Record
             found[opponent].append(paired)
             tasks.setdefault(task, {"average": roles["average"].label})[opponent] = {
                 "label": roles[opponent].label,
+                "other": fmean(abs(number) for number in other.values()),
                 "mean": paired.mean,
                 "interval": list(paired.interval()),
                 "pairs": paired.count,

@@ -100,7 +100,7 @@ CONTENDERS = {
         Contender(INTERPOLATED[0], "gadam-between", ("", OWN)),
         Contender(INTERPOLATED[1], "gadamx-between", ("", OWN)),
         Contender("GPA-AdamW, cosine", "gpa cosine", ("cosine", OWN)),
-        Contender("AdamW, held rate, EMA", "adamw held", ("held", "ema 5%")),
+        Contender("AdamW, constant rate, EMA", "adamw held", ("held", "ema 5%")),
         Contender("LAWA", "adamw held", ("held", "lawa")),
         Contender("BEMA", "adamw held", ("held", "bema")),
         Contender("Adam with L2, average", "adam-l2 held", ("held", AVERAGE)),

@@ -143,7 +143,7 @@ _IMAGENET32 = Workload(
 _ALL = (
     Workload(
         _images("fashion-noisy", replace(_FASHION, label_noise=0.3), 20),
-        "Fashion-MNIST, 30% of the labels redrawn",
+        "Fashion-MNIST (30% random labels)",
         IMAGE_CENTERS,
         0.45,
         WITH_ALL,
@@ -152,7 +152,7 @@ _ALL = (
     ),
     Workload(
         _images("cifar100n-5k", _CIFAR, 20),
-        "CIFAR-100N: human label noise",
+        "CIFAR-100N (human label noise)",
         IMAGE_CENTERS,
         0.7,
         WITH_ALL,
@@ -160,7 +160,7 @@ _ALL = (
     ),
     Workload(
         _images("fashion-clean", _FASHION, 20),
-        "Fashion-MNIST",
+        "Fashion-MNIST (true labels)",
         IMAGE_CENTERS,
         0.45,
         STRONGEST,
@@ -175,17 +175,17 @@ _ALL = (
             epochs=5,
             clip_grad_norm=1.0,
         ),
-        "Penn Treebank, transformer",
+        "Penn Treebank (transformer)",
         TEXT_CENTERS,
         0.75,
         TRANSFORMER,
         chance=2000.0,
     ),
     # The best rates are far above the center, which was meant for transformers, too.
-    Workload(_PTB, "Penn Treebank, LSTM", TEXT_CENTERS, 0.65, LSTM, extra=12, chance=2000.0),
+    Workload(_PTB, "Penn Treebank (LSTM)", TEXT_CENTERS, 0.65, LSTM, extra=12, chance=2000.0),
     Workload(
         _images("cifar100-2k", replace(_CIFAR, name="cifar100", examples=4_000), 30, batch_size=64),
-        "CIFAR-100, over-parameterized",
+        "CIFAR-100 (over-parameterized)",
         IMAGE_CENTERS,
         0.55,
         STRONGEST,
