@@ -635,6 +635,18 @@ def test_an_average_cannot_be_removed_while_it_is_applied() -> None:
     assert same(weights(model), expected)
 
 
+def test_an_average_can_be_removed_from_a_model_that_was_frozen_after_training() -> None:
+    model = network()
+    optimizer, average = built_in(model)
+    train(model, optimizer, batches())
+    expected = iterates_of(model, average)
+    optimizer.zero_grad()
+    model.requires_grad_(False)
+    assert not same(weights(model), expected)
+    average.remove()
+    assert same(weights(model), expected)
+
+
 def test_a_copy_of_an_optimizer_does_not_revive_its_average() -> None:
     model = network()
     optimizer, average = built_in(model)

@@ -74,13 +74,15 @@ class GradientPoint:
         Without a sample there is no average yet, and the weights are the iterate.
 
         Args:
-            params: The parameters. Those that are frozen or not averaged stay.
+            params: The parameters. Those that were frozen before the last step, or are not
+                averaged, stay.
         """
         name, table = self.state.iterate, self.state.store.table
+        frozen = {id(p) for p in self.state.frozen if _is_frozen(p)}
         params = [
             p
             for p in params
-            if not _is_frozen(p) and p not in self.state.at_iterate and name in table.get(p, ())
+            if id(p) not in frozen and p not in self.state.at_iterate and name in table.get(p, ())
         ]
         self.state.at_iterate.update(dict.fromkeys(params))
         counters = self.state.tracker.counters

@@ -97,3 +97,16 @@ def test_schedule_free_point_restores_the_weights_bit_for_bit() -> None:
     with methods.own_point("schedule-free-adamw", optimizer).applied(model):
         assert not torch.equal(model.weight, before)
     assert torch.equal(model.weight, before)
+
+
+def test_other_updates_of_padamw_differ_in_one_setting_only() -> None:
+    model = torch.nn.Linear(2, 1)
+    usual, *others = (
+        methods.build(base, model, Knobs(0.3, 1e-3), 100).param_groups[0]
+        for base in ("padamw", *methods.FORMS)
+    )
+    changed = [
+        {name: group[name] for name in group if name != "params" and group[name] != usual[name]}
+        for group in others
+    ]
+    assert changed == [{"amsgrad": True}, {"form": "paper"}]
