@@ -191,11 +191,20 @@ def overview() -> str:
 OPPONENTS = {"the best decayed schedule": "decayed", "the best other method": "rival"}
 
 
+# A claim about averages at a constant rate alone, by its verdict.
+ALONE = {
+    "holds": "the best average beats {} too",
+    "does not hold": "the best average does not beat {}",
+    "cannot be said": "it cannot be said that the best average beats {}",
+}
+
+
 def _on_new_seeds() -> str:
     """Return what the confirmation says about the best average, and what it does not say."""
     found = summary.read().get("confirmation", {})
     claims = {claim["text"]: claim for claim in summary.read()["claims"]}
-    rows, alone = [], []
+    rows = []
+    alone: dict[str, list[str]] = {}  # by the verdict on averages at a constant rate
     for words, role in OPPONENTS.items():
         tests = [one[role] for one in found.get("tasks", {}).values() if role in one]
         if (pooled := found.get("pooled", {}).get(role)) is None:
@@ -212,7 +221,7 @@ def _on_new_seeds() -> str:
             ]
         )
         plain = claims[f"The best average at a constant rate beats {words}."]
-        alone.append(f"that it beats {words}: {plain['verdict']}")
+        alone.setdefault(plain["verdict"], []).append(words)
     if not rows:
         return ""
     first, *_, last = found["seeds"]
@@ -223,9 +232,9 @@ def _on_new_seeds() -> str:
         if (lost := _lost())
         else "No other method is significantly ahead of the best average on any task."
     )
+    verdicts = [ALONE[verdict].format(" or ".join(words)) for verdict, words in alone.items()]
     caption = (
-        "Without eased rates and interpolation, the verdicts on the best average are different: "
-        f"{'; '.join(alone)}. "
+        f"Without eased rates and interpolation, {'; '.join(verdicts)}. "
         f"{ahead} All networks are small: half a minute of training per run."
     )
     return table(header, rows, caption)

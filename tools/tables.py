@@ -390,7 +390,7 @@ def compare(name: str, *, answer: bool = False) -> str:
                 f"{optimizer['lr']:g}, {optimizer['weight_decay']:.2g}",
                 _text(_seed_mean(row["iterate"])),
                 _text(_seed_mean(row["average"])),
-                "" if gain is None else f"{gain.mean:+.2f} ± {gain.interval or 0:.2f}",
+                "" if gain is None else _with_bounds(gain),
             ]
         )
     header = [
@@ -406,6 +406,13 @@ def compare(name: str, *, answer: bool = False) -> str:
     )
     table = _table(header, rows, caption, left=2)
     return f"{verdict(name)}\n\n{table}" if answer else table
+
+
+def _with_bounds(gain: SeedMean) -> str:
+    """Return a gain with its interval, if there is one."""
+    bounds = gain.bounds
+    interval = "" if bounds is None else f" ({bounds[0]:+.2f} to {bounds[1]:+.2f})"
+    return f"{gain.mean:+.2f}{interval}"
 
 
 def language(name: str) -> str:
