@@ -115,14 +115,12 @@ class Claim:
         text: The claim.
         verdict: What the records say.
         reason: Why, in a sentence.
-        pooled: The p-value and the direction of all tests together, if they are pooled.
         comparisons: The tests behind it.
     """
 
     text: str
     verdict: Verdict = "cannot be said"
     reason: str = "No final runs yet."
-    pooled: Document | None = None
     comparisons: list[Comparison] = field(default_factory=list)
 
 
@@ -170,7 +168,6 @@ def _pool(claims: Sequence[Claim]) -> None:
         tasks_tested = len(better)
         _conclude(claim)
         positive = sum(one.mean > 0 for one in claim.comparisons)
-        claim.pooled = {"p": p, "in favor": z > 0}
         claim.reason = (
             f"Pooled over {tasks_tested} task{'s' * (tasks_tested > 1)}: p = {p:.2g} "
             f"{'in favor' if z > 0 else 'against'}. Single tests: "

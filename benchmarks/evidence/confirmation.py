@@ -142,7 +142,7 @@ def train(trial: Trial, folder: Path) -> list[Record]:
 
 
 def compare(choices: Iterable[Choice], read_records: Callable[[str], list[Record]]) -> Document:
-    """Compare the best average of each task with the best decayed rate and the best rival.
+    """Compare the best average of each task with the best decayed schedule and the best rival.
 
     Args:
         choices: The plan.

@@ -83,8 +83,11 @@ def _wanted(workload: Workload, records: Sequence[Record]) -> Iterator[Trial]:
 
 
 def _best(workload: Workload, records: Iterable[Record]) -> Knobs | None:
-    """Return the best setting of GadamX, which has final runs."""
-    return tuning.best(records, "padamw held", ("held", tuning.AVERAGE), workload.mode)
+    """Return the best setting of GadamX, of those with final runs."""
+    mine = [record for record in records if record.trial.method == "padamw held"]
+    final = {one.trial.knobs for one in mine if one.trial.seed == FRESH_SEEDS[-1]}
+    tuned = [record for record in mine if record.trial.knobs in final]
+    return tuning.best(tuned, "padamw held", ("held", tuning.AVERAGE), workload.mode)
 
 
 def compare(

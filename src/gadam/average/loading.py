@@ -172,7 +172,7 @@ class Loader:
             state_dict: Its state dict without the average.
             saved: The saved average.
         """
-        self._warn_about(saved.others)
+        self._check_others(saved.others)
         params = params_of(optimizer)
         if saved.progress is not None:
             progress = self._unpack(saved.progress)
@@ -196,8 +196,8 @@ class Loader:
         prepared = self._prepare(progress, saved.slots) if matches else {}
         return lambda: self.install(progress, prepared, bool(saved.slots), params)
 
-    def _warn_about(self, others: Collection[str]) -> None:
-        """Warn that a checkpoint has averages that the optimizer does not have.
+    def _check_others(self, others: Collection[str]) -> None:
+        """Warn about averages that the optimizer does not have, or refuse to drop one.
 
         The unfinished mean of a block is no loss: the blocks themselves are in files.
         """
