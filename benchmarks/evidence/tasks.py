@@ -103,7 +103,7 @@ WITH_ALL = (
 )
 # SGD does not train transformers well: not worth its share of the budget there.
 TRANSFORMER = (*STRONGEST, "muon held", "gpa cosine")
-LSTM = (*STRONGEST, "sgd held")
+LSTM = (*STRONGEST, "muon held", "sgd held")
 
 _FASHION = Data("fashion-mini", validation=1500, examples=4000, size=14, augment=False)
 _CIFAR = Data("cifar100n", validation=2000, examples=7_000, size=16, augment=False, pad=2)
@@ -163,7 +163,7 @@ _ALL = (
         "Fashion-MNIST (true labels)",
         IMAGE_CENTERS,
         0.45,
-        STRONGEST,
+        (*STRONGEST, "muon held"),
         chance=10.0,
     ),
     Workload(
