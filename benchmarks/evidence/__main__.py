@@ -78,7 +78,7 @@ def run(workloads: list[Workload], folder: Path, workers: int) -> None:
 
 
 def confirm(workloads: list[Workload], folder: Path, workers: int) -> None:
-    """Choose the best methods of all tasks, once, and run them on new seeds."""
+    """Choose the best methods of all tasks, and run them on new seeds."""
     from benchmarks.evidence import analysis
 
     # The plan is for all tasks, also if only some of them run now.
@@ -88,7 +88,8 @@ def confirm(workloads: list[Workload], folder: Path, workers: int) -> None:
         for name, one in compared.items()
     }
     place = confirmation.folder_in(folder)
-    confirmation.choose(compared, readings, place)
+    for task in confirmation.choose(compared, readings, place):
+        print(f"{task} has new best methods.", flush=True)
     wanted = [one.name for one in workloads]
     choices = [one for one in confirmation.read_plan(place) if one.task in wanted]
 

@@ -14,6 +14,7 @@ from benchmarks.evidence.confirmation import (
     choose,
     compare,
     folder_in,
+    latest,
     pending,
     read_plan,
 )
@@ -38,16 +39,36 @@ def _reading(validation: float, seeds: int = 5) -> Reading:
     return Reading(KNOBS, "own", validation, 9, True, test)
 
 
-def test_the_plan_is_written_once(tmp_path: Path) -> None:
-    workloads = {TASK: TASKS[TASK]}
+def test_a_task_with_new_best_methods_gets_a_new_round(tmp_path: Path) -> None:
+    other = "ptb-transformer-short"
+    workloads = {TASK: TASKS[TASK], other: TASKS[other]}
     readings = {"GadamX": _reading(80.0), "Gadam": _reading(70.0, seeds=4)}
     readings |= {"PadamW, WSD": _reading(81.0), "Schedule-Free AdamW": _reading(79.0)}
-    choose(workloads, {TASK: readings}, tmp_path)
-    labels = {one.role: one.label for one in read_plan(tmp_path)}
-    expected = {"average": "GadamX", "decayed": "PadamW, WSD", "rival": "Schedule-Free AdamW"}
-    assert labels == expected
-    choose(workloads, {TASK: {**readings, "Gadam": _reading(10.0)}}, tmp_path)
-    assert {one.role: one.label for one in read_plan(tmp_path)} == expected
+    both = {TASK: readings, other: readings}
+    assert choose(workloads, both, tmp_path) == [TASK, other]
+    first = read_plan(tmp_path)
+    assert {one.role: one.label for one in first if one.task == TASK} == {
+        "average": "GadamX",
+        "decayed": "PadamW, WSD",
+        "rival": "Schedule-Free AdamW",
+    }
+    assert choose(workloads, both, tmp_path) == []
+
+    both[TASK] = {**readings, "Muon, average": _reading(10.0)}
+    assert choose(workloads, both, tmp_path) == [TASK]
+    plan = read_plan(tmp_path)
+    assert plan[: len(first)] == first  # nothing is overwritten
+    assert choose(workloads, both, tmp_path) == []
+    now = {(one.task, one.role): (one.label, one.round) for one in latest(plan)}
+    assert now[TASK, "average"] == ("Muon, average", 2)
+    assert now[TASK, "decayed"] == ("PadamW, WSD", 2)
+    assert now[other, "average"] == ("GadamX", 1)
+    trials = pending(plan, [])
+    assert {one.method for one in trials if one.task == TASK} == {
+        "muon held",
+        "padamw held",
+        "schedule-free-adamw",
+    }
 
 
 def test_choices_with_the_same_run_share_it() -> None:
