@@ -16,7 +16,7 @@ help:
 	@echo "make test           set up .venv and run the tests (minutes)"
 	@echo "make test-all       also run the long tests"
 	@echo "make test-torch     run the core's tests with the oldest and the newest torch"
-	@echo "make chaos          kill commands and damage files, and write results/chaos.json (ten minutes)"
+	@echo "make chaos          kill commands and damage files, and write results/chaos.json (half an hour)"
 	@echo "make chaos-scale    do the same to runs on several ranks and on Ray (results/chaos-scale.json)"
 	@echo "make lint           check formatting, style, types, layers and prose"
 	@echo "make prose          check spelling, links and phrases only"

@@ -1,5 +1,7 @@
 """Train in Lightning with averaged weights: two lines, for any optimizer of the module.
 
+Needs gadam[lightning].
+
 Run: python examples/lightning_callback.py
 """
 

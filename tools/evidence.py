@@ -45,7 +45,9 @@ def answer() -> str:
         f"{len(ahead)}, loses on {len(behind) or 'none'}, and ties on the other "
         f"{len(again) - len(ahead) - len(behind)} (95% intervals, on seeds that chose nothing).",
         f"The gains are {_and(sizes)}." if sizes else "",
-        f"Another method is significantly ahead of it on {_and(_lost()) or 'none'}.",
+        f"Another method is significantly ahead of it on {_and(_lost())}."
+        if _lost()
+        else "No other method is significantly ahead of it on any task.",
     ]
     labels = {name: row["label"] for name in TASKS if (row := _best_average(name)) is not None}
     of_gadamx = [name for name, label in labels.items() if label.startswith("GadamX")]

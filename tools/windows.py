@@ -134,7 +134,7 @@ def starts() -> str:
         "starts are epochs of the paper's runs, scaled to mini scale. The last column trained one "
         "run per start and seed, on another machine, where roundings lead to other iterates. In "
         "the same runs of LSTMs, the test perplexity of the average that was trained with the "
-        f"default start differs from that of the closest window by at most {away:.1g}. "
+        f"recipe's start differs from that of the closest window by at most {away:.1g}. "
         f"{_source(report, 'starts')}"
     )
     header = ["average", "runs", "validation", "test", "test, a run per start (`fig-tavg`)"]
@@ -167,15 +167,16 @@ def choice() -> str:
     caption = (
         "Test accuracy in %, or perplexity of LSTMs and `lm-mini`, mean ± standard error over "
         "seeds. Every start is chosen on validation data. A positive gain is an improvement. "
-        "The default start is the recipe's. A greedy soup of blocks was measured for one task. The "
-        "paper's results are at full scale, and its runs have no validation data. "
+        "The recipe's start is at about half of the steps. A greedy soup of blocks was measured "
+        "for one task. The paper's results are at full scale, and its runs have no validation "
+        "data. "
         f"{_source(report, 'starts')}"
     )
     header = [
         "task",
         "runs",
         "last iterate",
-        "default start",
+        "recipe's start",
         "chosen start",
         "gain",
         "greedy soup",

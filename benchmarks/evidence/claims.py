@@ -23,6 +23,7 @@ from benchmarks.evidence.contenders import (
     GADAM,
     GADAMX,
     INTERPOLATED,
+    MUON,
     Reading,
     champions,
     value,
@@ -221,6 +222,7 @@ def _duels(evidence: Evidence) -> list[Claim]:
             (GADAMX, "PadamW, WSD"),
             ("SWA", "SGD, cosine"),
             ("SWA", "SGD, WSD"),
+            (MUON, "Muon, WSD"),
         ],
         "Averaging at a constant rate beats a cosine with an average.": [
             (GADAM, "AdamW, cosine, average"),

@@ -20,6 +20,7 @@ __all__ = [
     "GADAM",
     "GADAMX",
     "INTERPOLATED",
+    "MUON",
     "Contender",
     "Reading",
     "champions",
@@ -27,7 +28,7 @@ __all__ = [
     "value",
 ]
 
-GADAM, GADAMX = "Gadam", "GadamX"
+GADAM, GADAMX, MUON = "Gadam", "GadamX", "Muon, average"
 INTERPOLATED = ("Gadam, interpolated", "GadamX, interpolated")
 EASED = ("Gadam, eased rate", "GadamX, eased rate")
 Family = Literal["average", "decayed", "other"]
@@ -94,7 +95,7 @@ CONTENDERS = {
         Contender("AdamW, cosine, average", "adamw cosine", ("cosine", AVERAGE)),
         Contender("PadamW, cosine, average", "padamw cosine", ("cosine", AVERAGE)),
         Contender("SGD, cosine, average", "sgd cosine", ("cosine", AVERAGE)),
-        Contender("Muon, average", "muon held", ("held", AVERAGE)),
+        Contender(MUON, "muon held", ("held", AVERAGE)),
         Contender("Schedule-Free AdamW", "schedule-free-adamw", ("", OWN)),
         Contender("Schedule-Free SGD", "schedule-free-sgd", ("", OWN)),
         Contender(INTERPOLATED[0], "gadam-between", ("", OWN)),

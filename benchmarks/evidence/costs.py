@@ -42,10 +42,13 @@ def _ours(
     )
 
 
-def _swa(model: nn.Module) -> Optimizer:
-    optimizer = _rival("sgd")(model)
-    gadam.IterateAverage(optimizer, EVERY_STEP)
-    return optimizer
+def _averaged(base: str) -> Callable[[nn.Module], Optimizer]:
+    def build(model: nn.Module) -> Optimizer:
+        optimizer = _rival(base)(model)
+        gadam.IterateAverage(optimizer, EVERY_STEP)
+        return optimizer
+
+    return build
 
 
 # Averages take a sample in every step: no plan costs more.
@@ -57,11 +60,12 @@ ROWS: dict[str, Callable[[nn.Module], Optimizer]] = {
     "GadamX": _ours(gadam.GadamX, EVERY_STEP),
     "GadamX, interpolated": _ours(gadam.GadamX, INTERPOLATED, beta1=0.0),
     "SGD": _rival("sgd"),
-    "SWA": _swa,
+    "SWA": _averaged("sgd"),
     "Gadam + Lookahead": lambda model: gadam.Lookahead(_ours(gadam.Gadam, EVERY_STEP)(model)),
     "Schedule-Free AdamW": _rival("schedule-free-adamw"),
     "GPA-AdamW": _rival("gpa"),
     "Muon": _rival("muon"),
+    "Muon, average": _averaged("muon"),
 }
 
 

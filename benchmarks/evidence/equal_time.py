@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from benchmarks.evidence.contenders import CONTENDERS, GADAM, GADAMX, INTERPOLATED, Reading
+from benchmarks.evidence.contenders import CONTENDERS, GADAM, GADAMX, INTERPOLATED, MUON, Reading
 from benchmarks.evidence.harness import OWN, Record
 from benchmarks.evidence.statistics import Paired
 from benchmarks.evidence.tasks import Workload
@@ -22,7 +22,10 @@ from gadam.runs.files import Document
 __all__ = ["RIVALS", "compare", "on_curve"]
 
 # The point that is read along the runs of each method of ours.
-OURS = {GADAM: "ema 5%", GADAMX: "ema 5%", "SWA": "ema 5%", **dict.fromkeys(INTERPOLATED, OWN)}
+OURS = {
+    **dict.fromkeys((GADAM, GADAMX, "SWA", MUON), "ema 5%"),
+    **dict.fromkeys(INTERPOLATED, OWN),
+}
 # Rivals, and the rows of the cost table that they pay for.
 RIVALS = {
     "AdamW, cosine": "AdamW",

@@ -36,6 +36,8 @@ from oracle import ema, linear_decay, mean, power_ema, sampled_steps, window
         (lambda: gadam.Window(0), "Invalid window size: 0"),
         (lambda: gadam.PowerEMA(0.0), "Invalid sigma_rel: 0.0"),
         (lambda: gadam.PowerEMA(0.29), "Invalid sigma_rel: 0.29"),
+        (lambda: gadam.EMA.with_half_life(0), "Invalid half-life: 0"),
+        (lambda: gadam.EMA.with_half_life(math.inf), "Invalid half-life: inf"),
         (lambda: gadam.PowerEMA.from_gamma(-0.5), "Invalid gamma: -0.5"),
         (lambda: gadam.PowerEMA.from_gamma(math.inf), "Invalid gamma: inf"),
         (lambda: gadam.Averaging(weighting=gadam.EMA(0.99)), "sets weighting but does not say"),
@@ -208,6 +210,11 @@ def test_the_weight_of_a_fresh_average_is_exactly_one():
     for weighting in (gadam.Mean(), gadam.EMA(), gadam.PowerEMA(), gadam.LinearDecay()):
         assert weighting.weight(torch.tensor(1.0)).item() == 1.0
         assert weighting.weight(1) == 1.0
+
+
+@given(st.floats(0.5, 1e6))
+def test_the_weights_of_an_ema_halve_in_its_half_life(samples):
+    assert gadam.EMA.with_half_life(samples).decay ** samples == pytest.approx(0.5, rel=1e-9)
 
 
 @given(st.floats(0.0, 1e4))

@@ -106,6 +106,9 @@ class EMA(Weighting):
         >>> plan = gadam.Averaging(start=1, weighting=gadam.EMA(0.999))
         >>> plan.weighting.weight(1)
         1.0
+        >>> steps = 1000
+        >>> round(gadam.EMA.with_half_life(0.05 * steps).decay, 4)  # 5% of the steps
+        0.9862
     """
 
     decay: float = 0.999
@@ -113,6 +116,19 @@ class EMA(Weighting):
     def __post_init__(self) -> None:
         if not (isinstance(self.decay, Real) and 0.0 < self.decay < 1.0):
             raise ValueError(f"Invalid decay: {self.decay!r}. decay must be in (0, 1).")
+
+    @classmethod
+    def with_half_life(cls, samples: float) -> EMA:
+        r"""Return the EMA whose weights halve every so many samples: :math:`\rho = 2^{-1/h}`.
+
+        Args:
+            samples: The half-life :math:`h`, in samples. It need not be a whole number.
+        """
+        if not (isinstance(samples, Real) and 0.0 < samples < math.inf):
+            raise ValueError(
+                f"Invalid half-life: {samples!r}. It must be a positive number of samples."
+            )
+        return cls(0.5 ** (1 / float(samples)))
 
     def _weight(self, count: _Number, maths: ModuleType) -> _Number:
         # (1 - ρ) / (1 - ρ^n), without cancellation as ρ → 1

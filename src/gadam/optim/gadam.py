@@ -113,7 +113,7 @@ class Gadam(_Averaged):
         average: The plan: which iterates to average. None waits for ``average.begin()`` or
             ``average.update()``.
         decoupled_weight_decay: Decay the weights (AdamW). False adds Adam's L2 penalty to the
-            gradient instead, which works better for language models.
+            gradient instead, which the paper uses for its LSTM. Keep True for transformers.
         form: ``"official"`` or ``"paper"``, as in :class:`gadam.Padam`.
         maximize: Maximize the objective instead of minimizing it.
         foreach: Use the multi-tensor implementation, as in :class:`gadam.Padam`.
@@ -201,7 +201,7 @@ class GadamX(_Averaged):
         eps: The term :math:`\epsilon` in the denominator.
         weight_decay: The weight decay :math:`\lambda`.
         amsgrad: Use the running maximum of the second moment.
-        partial: The exponent :math:`p`: 0.125 for vision, 0.2 for language models.
+        partial: The exponent :math:`p`. The paper uses 0.125 for images and 0.2 for text.
         average: The plan: which iterates to average. None waits for ``average.begin()`` or
             ``average.update()``.
         decoupled_weight_decay: Decay the weights instead of adding to the gradient.

@@ -80,11 +80,11 @@ class Setting(NamedTuple):
     weight_decay: float
 
 
-# The middle of the range of each base optimizer: its usual setting.
+# The middle of the range of each base optimizer: its usual setting, and for PadamW its default.
 CENTERS = {
     "sgd": Setting(0.1, 1e-3),
     "adamw": Setting(1e-3, 0.1),
-    "padamw": Setting(0.1, 1e-2),
+    "padamw": Setting(0.3, 1e-3),
 }
 
 
