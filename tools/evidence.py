@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -50,14 +51,30 @@ def answer() -> str:
         else "No other method is significantly ahead of it on any task.",
     ]
     labels = {name: row["label"] for name in TASKS if (row := _best_average(name)) is not None}
-    of_gadamx = [name for name, label in labels.items() if label.startswith("GadamX")]
-    sentences.append(f"The best average is GadamX's on {len(of_gadamx)} of {len(labels)} tasks.")
+    counts = Counter(label.partition(",")[0] for label in labels.values()).most_common()
+    shares = [f"{base}'s on {count}" for base, count in counts]
+    sentences.append(f"The best average is {_and(shares)}.")
     for word, words in (("eased", "an eased rate"), ("interpolated", "interpolation")):
         titles = [_title(name) for name, label in labels.items() if word in label]
         if titles:
             sentences.append(f"It needs {words} on {_and(titles)}.")
+    sentences += _not_final()
     sentences.append("All networks are small: nothing here was tested at scale.")
     return " ".join(filter(None, sentences))
+
+
+def _not_final() -> list[str]:
+    """Return a sentence per task in which the runs of the best method are not finished."""
+    found = []
+    for name in TASKS:
+        task = summary.task(name)
+        row = summary.best(task, [row for row in task["rows"] if row["validation"] is not None])
+        if row is not None and not summary.is_final(row, task):
+            found.append(
+                f"Not final: on {task['title']}, {row['label']} has the best validation "
+                f"{task['metric']}, {row['validation']:.1f}, but its runs are not finished."
+            )
+    return found
 
 
 def _confirmed_gain(name: str, one: Document) -> str:
@@ -237,7 +254,8 @@ def _on_new_seeds() -> str:
     verdicts = [ALONE[verdict].format(" or ".join(words)) for verdict, words in alone.items()]
     caption = (
         f"Without eased rates and interpolation, {'; '.join(verdicts)}. "
-        f"{ahead} All networks are small: half a minute of training per run."
+        f"{' '.join([ahead, *_not_final()])} All networks are small: half a minute of training "
+        "per run."
     )
     return table(header, rows, caption)
 

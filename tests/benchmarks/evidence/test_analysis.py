@@ -536,6 +536,18 @@ def test_the_page_shows_the_confirmation(
     assert "The gains are 1.9% of the perplexity on LSTM." in shown["evidence-answer"]  # of 80
 
 
+def test_the_answer_says_if_the_runs_of_the_best_method_are_not_finished(
+    summary: dict[str, Any], tables: Callable[[Any], dict[str, str]]
+) -> None:
+    begun = {**copy.deepcopy(summary), "confirmation": CONFIRMED}
+    assert "Not final" not in tables(begun)["evidence-answer"]
+    row = rows(begun)["Schedule-Free AdamW"]
+    row["tuned"], row["validation"] = False, 99.0
+    page = tables(begun)
+    for table in ("evidence-answer", "evidence-overview"):
+        assert "Schedule-Free AdamW has the best validation accuracy, 99.0, but" in page[table]
+
+
 def test_the_page_without_any_runs(
     tasks: dict[str, Workload], tables: Callable[[Any], dict[str, str]]
 ) -> None:
