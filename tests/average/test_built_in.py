@@ -171,3 +171,81 @@ def test_remove_stops_sampling():
     average.remove()
     train(sgd, params, 2)
     assert average.count == 2
+
+
+def test_another_average_may_follow_a_removed_one():
+    model = small_model()
+    optimizer = gadam.Gadam(model.parameters(), average=gadam.Averaging(start=1))
+    fit(model, optimizer, 3)
+    removed = optimizer.average
+    names = [name for name, _ in model.named_parameters()]
+
+    def average(average: gadam.IterateAverage, model: nn.Module) -> dict[str, torch.Tensor]:
+        found = average.model_state_dict(model)
+        return {name: found[name] for name in names}
+
+    expected = average(removed, model)
+    removed.remove()
+    assert not any("average" in state for state in optimizer.state.values())
+    assert "average" not in str(optimizer.state_dict()["state"][0].keys())
+    other = gadam.IterateAverage(optimizer, gadam.Averaging(start=1, weighting=gadam.EMA(0.5)))
+    fit(model, optimizer, 3)
+    saved = copy.deepcopy(optimizer.state_dict())
+    assert other.count == 3
+    same(average(removed, model), expected)
+
+    # A copy has both, and does not go back to the weights of the removal.
+    twin_model, twin, twin_other = copy.deepcopy((model, optimizer, other))
+    assert (twin.average.count, twin_other.count) == (3, 3)
+    same(average(twin.average, twin_model), expected)
+    same(snapshot(twin_model), snapshot(model))
+
+    # A checkpoint is loaded into the attached average only.
+    fit(model, optimizer, 3)
+    optimizer.load_state_dict(saved)
+    assert (removed.count, other.count) == (3, 3)
+    same(average(removed, model), expected)
+    other.remove()
+    with pytest.warns(UserWarning, match="averages that the optimizer does not have: average"):
+        optimizer.load_state_dict(saved)
+    assert not any("average" in state for state in optimizer.state.values())
+
+
+@pytest.mark.parametrize("interpolation", [0.0, 0.9])
+@pytest.mark.parametrize("start", [1, 8])
+def test_state_that_is_moved_keeps_the_average(interpolation, start):
+    """As by `state[p][name] = tensor.to(device)`: a new tensor is not a loaded one."""
+    plan = gadam.Averaging(start=start, interpolation=interpolation)
+    pairs = []
+    for is_moved in (False, True):
+        params = parameters()
+        optimizer = gadam.Gadam(params, average=plan)
+        train(optimizer, params, 3)
+        saved = copy.deepcopy(optimizer.state_dict())
+        train(optimizer, params, 3, first=4)
+        for state in optimizer.state.values() if is_moved else ():
+            state.update({name: tensor.clone() for name, tensor in state.items()})
+        assert optimizer.average.count == (6 if start == 1 else 0)
+        train(optimizer, params, 4, first=7)
+        pairs.append((params, optimizer, saved))
+    (plain, one, _), (moved, other, saved) = pairs
+    assert other.average.count == (10 if start == 1 else 3)
+    same([p.detach() for p in plain], [p.detach() for p in moved])
+    same(one.state_dict(), other.state_dict())
+    # State of a checkpoint that is written in the same way is loaded, even if it has the numbers
+    # that were last published.
+    for i, p in enumerate(moved):
+        other.state[p] = {name: tensor.clone() for name, tensor in saved["state"][i].items()}
+    assert other.average.count == (3 if start == 1 else 0)
+
+
+def test_cleared_state_empties_the_average():
+    model = small_model()
+    optimizer = gadam.Gadam(model.parameters(), average=gadam.Averaging(start=1))
+    fit(model, optimizer, 3)
+    optimizer.state.clear()
+    with pytest.warns(UserWarning, match="state was cleared"):
+        assert optimizer.average.count == 0
+    fit(model, optimizer, 1)
+    assert optimizer.average.count == 1
+    same(optimizer.average.model_state_dict(model), dict(model.state_dict()))

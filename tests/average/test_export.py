@@ -134,6 +134,14 @@ def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch):
 def test_what_a_file_cannot_hold_is_named(tmp_path):
     with pytest.raises(TypeError, match="the entry 'extra' is a dict"):
         write_file(tmp_path / "model.safetensors", {"extra": {}}, PROVENANCE)
+    wide = {"weight": torch.ones(3, dtype=torch.complex128)}
+    with pytest.raises(TypeError, match=r"cannot hold the entry 'weight' of type torch.complex128"):
+        write_file(tmp_path / "model.safetensors", wide, PROVENANCE)
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"none does not exist. Create it first"):
+        write_file(tmp_path / "none" / "model.safetensors", {"a": torch.ones(1)}, PROVENANCE)
 
 
 def test_the_missing_package_is_named(tmp_path, monkeypatch):

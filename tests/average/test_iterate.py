@@ -479,3 +479,52 @@ def test_only_torch_optimizers_can_be_averaged():
 def test_repr_shows_the_progress():
     optimizer = BY_NAME["Gadam"](parameters(), average=gadam.Averaging(start=7))
     assert "phase='waiting', count=0" in repr(optimizer.average)
+
+
+def test_the_raw_weights_are_known_while_another_average_is_applied(tmp_path):
+    model = nn.Linear(4, 1)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    first = gadam.IterateAverage(sgd, gadam.Averaging(start=1))
+    second = gadam.IterateAverage(sgd, gadam.Averaging(start=1, weighting=gadam.EMA(0.5)))
+    blocks = gadam.BlockAverages(sgd, tmp_path / "blocks", every=1)
+    for _ in range(3):
+        model(torch.randn(8, 4)).square().mean().backward()
+        sgd.step()
+    raw = copy.deepcopy(model.state_dict())
+    for applied in (first.applied(model), blocks.applied(model)):
+        with applied:
+            assert not torch.equal(model.weight, raw["weight"])
+            for one in (first, second, blocks):
+                assert torch.equal(one.raw_state_dict(model)["weight"], raw["weight"])
+
+
+class Polyak(torch.optim.SGD):
+    """An optimizer whose step takes a loss."""
+
+    def step(self, loss):  # type: ignore[override]
+        assert torch.is_tensor(loss)
+        super().step()
+
+
+@pytest.mark.parametrize("interpolation", [0.0, 0.9])
+def test_an_argument_of_step_that_is_no_closure_stays(interpolation):
+    weight = nn.Parameter(torch.ones(3))
+    optimizer = Polyak([weight], lr=0.1)
+    average = gadam.IterateAverage(optimizer, gadam.Averaging(start=1, interpolation=interpolation))
+    loss = weight.square().sum()
+    loss.backward()
+    optimizer.step(loss)
+    assert average.count == 1
+
+
+def test_entries_of_the_optimizer_with_similar_names_are_not_the_averages():
+    weight = nn.Parameter(torch.ones(3))
+    sgd = torch.optim.SGD([weight], lr=0.1)
+    average = gadam.IterateAverage(sgd, gadam.Averaging(start=1))
+    for _ in range(2):
+        weight.grad = torch.ones(3)
+        sgd.step()
+    sgd.state[weight]["average_sq"] = torch.full((3,), 7.0)
+    sgd.load_state_dict(copy.deepcopy(sgd.state_dict()))
+    assert average.count == 2
+    assert torch.equal(sgd.state[weight]["average_sq"], torch.full((3,), 7.0))

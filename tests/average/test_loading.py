@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import gadam
-from contract import parameters, same, train
+from contract import parameters, same, set_gradients, train
 from gadam.average.plan import same_trigger, same_weighting
 from gadam.average.progress import Progress
 
@@ -219,3 +219,38 @@ def test_an_interpolating_average_must_be_attached_before_loading():
     gadam.IterateAverage(lacking, gadam.Averaging(start=1))
     with pytest.raises(ValueError, match="another average, 'average2', that was trained with inte"):
         lacking.load_state_dict(optimizer.state_dict())
+
+
+@pytest.mark.parametrize("kind", ["built-in", "beside"])
+def test_parameters_that_were_frozen_may_be_trainable_when_they_are_loaded(kind):
+    """They have state of the optimizer from before, but no average."""
+
+    def make() -> tuple[list[Any], Any, gadam.IterateAverage]:
+        params = parameters()
+        if kind == "beside":
+            adamw = torch.optim.AdamW(params, lr=0.1)
+            return params, adamw, gadam.IterateAverage(adamw)
+        optimizer = gadam.Gadam(params, lr=0.1)
+        return params, optimizer, optimizer.average
+
+    params, optimizer, average = make()
+    train(optimizer, params, 3)
+    params[0].requires_grad_(False)
+    average.begin()
+    for step in (4, 5, 6):
+        set_gradients(params, step)
+        params[0].grad = None
+        optimizer.step()
+    saved = copy.deepcopy(optimizer.state_dict())
+
+    others, other, loaded = make()
+    with torch.no_grad():
+        for mine, theirs in zip(params, others):
+            theirs.copy_(mine)
+    loaded.begin()
+    other.load_state_dict(saved)
+    assert loaded.count == average.count > 0
+    params[0].requires_grad_(True)
+    train(optimizer, params, 2, first=7)
+    train(other, others, 2, first=7)
+    same(other.state_dict(), optimizer.state_dict())

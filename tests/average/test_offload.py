@@ -240,3 +240,17 @@ def test_a_sample_that_is_not_finite_does_not_enter_an_overlapped_average():
     assert (average.count, average.skipped) == (2, 1)
     after = list(average.state_dict()["state"][0].values())
     assert all(torch.equal(a, b) for a, b in zip(after, before))
+
+
+def test_the_first_sample_may_be_taken_in_inference_mode():
+    params = parameters()
+    sgd = torch.optim.SGD(params, lr=0.1)
+    average = gadam.IterateAverage(
+        sgd, gadam.Averaging(start=1, every=None, device="cpu", overlap=True)
+    )
+    train(sgd, params, 1)
+    with torch.inference_mode():
+        average.update()
+    train(sgd, params, 1, first=2)
+    average.update()
+    assert average.count == 2

@@ -182,6 +182,33 @@ def test_a_type_may_be_chosen(layout, tmp_path):
     torch.testing.assert_close(loaded(tmp_path / "out"), expected(wide), rtol=1e-15, atol=0)
 
 
+def test_a_type_that_cannot_hold_the_average_is_refused(layout, tmp_path):
+    found = [{**state, "a.weight": state["a.weight"] + 1e6} for state in states(2)]
+    with pytest.raises(CheckpointError, match=r"a.weight has values that float16 cannot hold"):
+        average(saved(layout, tmp_path, found), tmp_path / "out", dtype="float16")
+    assert not (tmp_path / "out").exists()
+
+
+class Scaled(torch.nn.Linear):
+    def get_extra_state(self):
+        return {"scale": torch.ones(1)}
+
+    def set_extra_state(self, state):
+        assert state.keys() == {"scale"}
+
+
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_extra_state_with_tensors_is_not_mistaken_for_weights(is_nested, tmp_path):
+    models = [Scaled(3, 2) for _ in range(2)]
+    for step, model in enumerate(models):
+        state = model.state_dict()
+        torch.save({"model": state} if is_nested else state, tmp_path / f"step-{step}.pt")
+    average([tmp_path / "step-0.pt", tmp_path / "step-1.pt"], tmp_path / "out.pt")
+    found = torch.load(tmp_path / "out.pt", weights_only=True)
+    mean = (models[0].weight + models[1].weight) / 2
+    torch.testing.assert_close((found["model"] if is_nested else found)["weight"], mean.detach())
+
+
 def test_the_result_averages_again(layout, tmp_path):
     """A result is a checkpoint: the reader accepts what the writer writes."""
     found = states(2)

@@ -157,3 +157,24 @@ def test_windows_that_cannot_work(options, message):
 def test_a_range_of_steps_needs_steps():
     with pytest.raises(CheckpointError, match="need step numbers"):
         choose([Found(Path("a"), None)] * 3, from_step=1)
+
+
+@pytest.mark.parametrize(
+    "unread",
+    [
+        ["step-500.pt", "step-1k.pt"],
+        ["step-900.pt", "step-1,000.pt"],
+        ["step-1000M.pt", "step-2B.pt"],
+        ["epoch-1.75.pt", "epoch-2.5.pt"],
+        ["step-5e2.pt", "step-1e3.pt"],
+    ],
+)
+def test_numbers_that_are_not_whole_are_ambiguous(unread):
+    with pytest.raises(CheckpointError, match="is ambiguous"):
+        steps_in_names([f"/a/{name}" for name in unread])
+
+
+def test_a_percentage_that_is_no_number_is_refused():
+    found = [Found(Path(f"checkpoint-{step}"), step) for step in (10, 20)]
+    with pytest.raises(CheckpointError, match="--last must be a number"):
+        choose(found, last="1/0%")

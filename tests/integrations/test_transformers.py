@@ -164,9 +164,21 @@ def test_no_plan_means_that_of_the_optimizer_or_half_of_the_steps(tmp_path):
         assert close(weights(model), trainer.iterates.mean(expected.start, None)) or own is not None
 
 
-def test_a_second_training_continues_with_the_same_average(tmp_path):
+def test_a_second_training_has_an_average_of_its_own(tmp_path):
     trainer = trained(tmp_path)
-    average = trainer.average
+    first = trainer.average
+    start = first.averaging.start
+    trainer.train()  # with the same optimizer
+    assert first.is_removed
+    assert trainer.average.averaging == first.averaging
+    assert trainer.average.count == 8 - start + 1 == first.count
+
+
+def test_a_second_training_continues_an_average_of_the_users(tmp_path):
+    model = small_gpt()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    average = gadam.IterateAverage(optimizer, gadam.Averaging(start=3))
+    trainer = trained(tmp_path, model, averaging=None, optimizers=(optimizer, None))
     trainer.train()
     assert trainer.average is average
     assert average.count == 6 + 8

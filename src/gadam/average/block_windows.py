@@ -254,8 +254,8 @@ class BlockWindows(ABC):
             point="average",
             samples=sum(block.count for block in window),
             skipped=sum(block.skipped for block in window),
-            first_step=window[0].start + self.stride,
-            last_step=window[-1].stop,
+            first_step=(window[0].start // self.stride + 1) * self.stride,
+            last_step=window[-1].stop // self.stride * self.stride,
             step=self._loader.progress.steps,
             weighting=repr(weighting or Mean()),
             plan=repr(self),
@@ -293,7 +293,9 @@ class BlockWindows(ABC):
         Args:
             model: The model that holds the parameters.
         """
-        return copied_state_dict(model.state_dict(keep_vars=True), self._raw)
+        applied = applied_average(self.optimizers)
+        raw = applied._raw if applied is not None else {}
+        return copied_state_dict(model.state_dict(keep_vars=True), raw)
 
 
 def _checked(weighting: Weighting | None) -> Weighting:

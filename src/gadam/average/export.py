@@ -304,6 +304,11 @@ def write_file(
                 f"{type(tensor).__name__}. Save average.model_state_dict(model) with torch.save "
                 "instead."
             )
+        if tensor.dtype in (torch.complex32, torch.complex128):
+            raise TypeError(
+                f"A safetensors file cannot hold the entry {name!r} of type {tensor.dtype}. Pass "
+                "dtype=torch.float32, or save average.model_state_dict(model) with torch.save."
+            )
         if tensor in names:
             metadata[name] = names[tensor]
             continue
@@ -312,6 +317,8 @@ def write_file(
     metadata.update(provenance.to_metadata())
     target = Path(path)
     _refuse_overwrite(target)
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"The folder {target.parent} does not exist. Create it first.")
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         save_file(tensors, str(temporary), metadata)

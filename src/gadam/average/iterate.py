@@ -209,6 +209,9 @@ class IterateAverage:
                 "`with average.applied():` block first."
             )
         self._sampler.point.remove()
+        self._detach()
+
+    def _detach(self) -> None:
         self._sampler.detach(self)
         self._state.store.close()
 
@@ -540,7 +543,8 @@ class IterateAverage:
         Args:
             model: The model that holds the parameters.
         """
-        return copied_state_dict(model.state_dict(keep_vars=True), self._raw)
+        raw = self._applied._raw if self._applied is not None else {}
+        return copied_state_dict(model.state_dict(keep_vars=True), raw)
 
     # ------------------------------------------------------------------------- saving and restoring
 
@@ -622,6 +626,15 @@ class IterateAverage:
         self._loader.install(state["progress"], slots, True, self._state.params())
 
     # ------------------------------------------------------- for optimizers with a built-in average
+
+    def copy_removed(self, state_dict: dict[str, Any]) -> None:
+        """Become the copy of a removed average, without changing the weights.
+
+        Args:
+            state_dict: The result of its :meth:`state_dict`.
+        """
+        self.load_state_dict(state_dict)
+        self._detach()
 
     def publish(self, create: bool = False) -> None:
         """Write the progress to the optimizer's state, for an optimizer with a built-in average.

@@ -47,6 +47,11 @@ class Loader:
 
     def arrive(self) -> Saved | None:
         """Install state that was written to ``optimizer.state`` directly, if there is any."""
+        if self.state.store.was_cleared():
+            self.install(self.state.initial_progress, {}, False, self.state.params())
+            self.state.warn_once(
+                "The optimizer's state was cleared, and its average with it. It starts empty.", 4
+            )
         saved = self.state.store.arrived()
         if saved is not None and saved.progress is not None:
             progress = self._unpack(saved.progress)
@@ -60,9 +65,12 @@ class Loader:
         Args:
             create: Write it to the state of parameters that have none yet, too.
         """
+        self._publish(self.progress, create)
+
+    def _publish(self, progress: Progress, create: bool = False) -> None:
         params = self.state.averaged() or self.state.params()
         device = params[0].device if params else "cpu"
-        self.state.store.publish(self.progress.pack(device), create)
+        self.state.store.publish(progress.pack(device, live=True), create)
 
     def load(self, state_dict: dict[str, Any]) -> None:
         """Install an average's own state dict.
@@ -160,6 +168,12 @@ class Loader:
         """
         optimizer = self.state.optimizers[0]
         rest, saved = self.state.store.extract(optimizer, state_dict, others)
+        if self.state.store.is_closed:  # the checkpoint's average belongs to nobody
+            names = {name for slots in saved.slots.values() for name in slots}
+            has_progress = saved.progress is not None
+            names |= {self.state.store.progress_key} if has_progress else set()
+            self._check_others(saved.others | names)
+            return rest, lambda: None
         return rest, self.prepare_to_load(optimizer, rest, saved)
 
     def prepare_to_load(
@@ -376,7 +390,7 @@ class Loader:
         # be loaded yet.
         if allocate and not progress.count:
             self.state.allocate()
-        self.publish()
+        self._publish(progress)
 
 
 def _index(key: object) -> int:

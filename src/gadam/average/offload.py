@@ -46,6 +46,7 @@ class OverlappedFold:
         self._thread: ThreadPoolExecutor | None = None
         self._fold: Future[None] | None = None
 
+    @torch.inference_mode(False)
     @torch.no_grad()
     def start(self, averages: list[Tensor], samples: list[Tensor], weight: float | Tensor) -> None:
         """Start to fold a sample in. The sample is the weights at the time of this call.

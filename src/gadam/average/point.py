@@ -49,7 +49,7 @@ class GradientPoint:
         if self.state.iterate is None or (self.state.built_in and has_own_step(args[0])):
             return None
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
-        if closure is None:
+        if not callable(closure):
             self.to_iterate(self.state.averaged())
             return None
         called = False

@@ -9,12 +9,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-__all__ = ["Numbers", "Phase", "Progress", "Tracker"]
+__all__ = ["Numbers", "Phase", "Progress", "Tracker", "is_live"]
 
 Phase = Literal["waiting", "averaging", "finished"]
 _PHASES: tuple[Phase, ...] = ("waiting", "averaging", "finished")
 _CLOCK, _COUNTERS = 3, 4  # the lengths of the two parts of a packed progress
 _PLAN_UNIT = 2.0**-48  # a fingerprint of 47 bits is a fraction below 1/2
+_LIVE = 0.5  # added to the first number of a vector that is in use
 _LARGEST = 2**53  # the counters that float64 holds exactly
 
 
@@ -54,7 +55,7 @@ class Progress:
         """The counters of samples, and the steps of the first and the last one, as numbers."""
         return self.count, self.skipped, self.first, self.last
 
-    def pack(self, device: torch.device | str = "cpu") -> Tensor:
+    def pack(self, device: torch.device | str = "cpu", live: bool = False) -> Tensor:
         """Return everything as one small vector. Every kind of checkpoint can store that.
 
         The plan's fingerprint is the fraction of the first number, so the vector has the length
@@ -63,10 +64,13 @@ class Progress:
 
         Args:
             device: The device of the vector.
+            live: Mark the vector, for :func:`is_live` to tell it from one in a checkpoint.
         """
         vector = _vector((*self.clock, *self.counters, *self.memory), device)
         if vector.dtype == torch.float64:
             vector[0] += self.plan * _PLAN_UNIT
+        if live:
+            vector[0] += _LIVE
         return vector
 
     @classmethod
@@ -88,12 +92,12 @@ class Progress:
         if not all(isinstance(n, (int, float)) and 0 <= n <= _LARGEST for n in counted):
             raise ValueError(f"its counters are {counted}")
         phase = math.floor(counted[0])
-        plan = (counted[0] - phase) / _PLAN_UNIT
+        plan = (counted[0] - phase) % _LIVE / _PLAN_UNIT
         if phase >= len(_PHASES):
             raise ValueError(f"its phase is {counted[0]}")
         if packed.dtype != torch.float64:  # a cast has rounded the fingerprint
             plan = 0
-        if plan and (plan % 2 != 1 or plan * _PLAN_UNIT >= 0.5):
+        if plan and plan % 2 != 1:
             raise ValueError(f"its phase is {counted[0]}")
         if any(n != int(n) for n in counted[1:]):
             raise ValueError(f"its counters are {counted}")
@@ -120,6 +124,15 @@ class Progress:
         count, skipped, first, last = map(int, counters)
         memory = tuple(map(float, memory))
         return cls(_PHASES[phase], steps, begun, count, skipped, first, last, memory, plan)
+
+
+def is_live(packed: Tensor) -> bool:
+    """Return True if a vector was packed as a live one.
+
+    Args:
+        packed: The vector.
+    """
+    return packed.dim() == 1 and len(packed) > 0 and float(packed[0]) % 1 >= _LIVE
 
 
 def _vector(values: tuple[float, ...], device: torch.device | str) -> Tensor:

@@ -154,7 +154,7 @@ class Sampler:
             None without a closure.
         """
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
-        if closure is None:
+        if not callable(closure):  # some optimizers take a loss there
             return None
 
         def evaluate() -> object:

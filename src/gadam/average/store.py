@@ -7,6 +7,7 @@ training frameworks.
 
 from __future__ import annotations
 
+import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, MutableMapping, Sequence
@@ -16,7 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from gadam.average.progress import Progress
+from gadam.average.progress import Progress, is_live
 
 __all__ = ["BesideOptimizer", "InOptimizer", "Saved", "Store", "params_of"]
 
@@ -30,7 +31,7 @@ class Saved(NamedTuple):
     Attributes:
         progress: The packed progress, or None if there was none.
         slots: The buffers of each parameter, by name.
-        bare: The parameters that have an entry, but no buffers in it.
+        bare: The parameters that have the progress but no buffers, or an empty entry.
         others: The names of entries of averages that the optimizer does not have.
     """
 
@@ -47,10 +48,15 @@ class Store(ABC):
         optimizers: The optimizers of the averaged parameters.
         prefix: The name of the average in the parameters' state. Averages of one optimizer have
             different names.
+
+    Attributes:
+        is_closed: Whether the average was removed from its optimizers.
     """
 
     def __init__(self, optimizers: Sequence[Optimizer], prefix: str) -> None:
         self.optimizers, self.prefix = list(optimizers), prefix
+        self._entry = re.compile(re.escape(prefix) + _ENTRY)
+        self.is_closed = False
         self._handles: list[RemovableHandle] = []
         self._exported: tuple[Tensor, list[float]] | None = None  # in the last state dict
 
@@ -78,8 +84,7 @@ class Store(ABC):
         Args:
             key: A key of a parameter's state.
         """
-        name = str(key)
-        return name == self.prefix or name.startswith(self.prefix + "_")
+        return bool(self._entry.fullmatch(str(key)))
 
     @property
     @abstractmethod
@@ -124,8 +129,13 @@ class Store(ABC):
         ZeroRedundancyOptimizer loads a state dict in this way, without calling any hook.
         """
 
+    def was_cleared(self) -> bool:
+        """Return True if someone has emptied ``optimizer.state``, and the buffers were there."""
+        return False
+
     def close(self) -> None:
-        """Remove all hooks."""
+        """Remove all hooks. The optimizer's state dicts do not have the average any more."""
+        self.is_closed = True
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -147,7 +157,7 @@ class Store(ABC):
             averaged = [p for p in params if p.requires_grad]
         shown = {p for p in params if self.progress_key in self.table.get(p, ())}
         carriers = [p for p in params if p in shown or p in set(averaged)]
-        if not carriers:
+        if not carriers or self.is_closed:
             return state_dict
         packed = progress.pack(carriers[0].device)
         self._exported = packed, packed.tolist()
@@ -158,6 +168,9 @@ class Store(ABC):
             if p in chosen:
                 slots = self.slots(p)
                 states[i] = {**states.get(i, {}), **slots, self.progress_key: packed}
+                # Only averaged parameters show the progress, so that none of them is missed.
+                if progress.count and averaged and not slots:
+                    del states[i][self.progress_key]
         return {**state_dict, "state": states}
 
     def extract(
@@ -211,7 +224,7 @@ class Store(ABC):
                 )
             if slots:
                 saved.slots[param_of[i]] = slots
-            elif i in param_of:
+            elif i in param_of and (progress is not None or not state):
                 saved.bare.append(param_of[i])
         return {**state_dict, "state": states}, saved
 
@@ -221,12 +234,13 @@ class Store(ABC):
         A flattened distributed checkpoint restores the tensors of a state dict in place, and then
         passes on only those entries that ``optimizer.state`` has.
         """
-        if self._exported is None or self._exported[0].tolist() == self._exported[1]:
+        if self._exported is None or _same(self._exported[0].tolist(), self._exported[1]):
             return None
         return self._exported[0]
 
 
-_ANY_AVERAGE = re.compile(r"(average|block_mean)\d*(_\d+|_progress|_iterate)?")
+_ENTRY = r"(_\d+|_progress|_iterate)?"
+_ANY_AVERAGE = re.compile(rf"(average|block_mean)\d*{_ENTRY}")
 
 
 class InOptimizer(Store):
@@ -238,7 +252,14 @@ class InOptimizer(Store):
     @property
     def table(self) -> MutableMapping[Tensor, Any]:
         """The state of the parameters, which holds the buffers by name."""
-        return self.optimizers[0].state
+        return self._own if self.is_closed else self.optimizers[0].state
+
+    def close(self) -> None:
+        """Take the buffers out of the optimizer's state: another average may use its names."""
+        if self.is_closed:
+            return
+        self._own: dict[Tensor, Any] = _taken_out(self.optimizers[0], self)
+        super().close()
 
     def publish(self, progress: Tensor, create: bool = False) -> None:
         """Show the progress in the state of every parameter that has one.
@@ -249,6 +270,8 @@ class InOptimizer(Store):
             progress: The packed progress.
             create: Show it in trainable parameters that have no state yet, too.
         """
+        if self.is_closed:
+            return
         self._published = progress
         table = self.table
         for p in params_of(self.optimizers[0]):
@@ -260,14 +283,32 @@ class InOptimizer(Store):
         """Return True if all entries of the state show the progress."""
         return len(self.table) == self._entries
 
+    def was_cleared(self) -> bool:
+        """Return True if someone has emptied ``optimizer.state``, and the buffers were there."""
+        return self._entries > 0 and not self.is_closed and not self.optimizers[0].state
+
     def arrived(self) -> Saved | None:
         """Return state that was written to ``optimizer.state`` directly, or None."""
+        if self.is_closed:
+            return None
         optimizer = self.optimizers[0]
         found = _find_progress(optimizer, self.progress_key)
-        if found is None or found is self._published:
+        if found is None or found is self._published or self._has_moved(found):
             return None
         params = params_of(optimizer)
         return Saved(found, {p: slots for p in params if (slots := self.slots(p))}, [])
+
+    def _has_moved(self, found: Tensor) -> bool:
+        """Return True if the state was copied, for example to another device, and not loaded.
+
+        The numbers in checkpoints are not live ones.
+        """
+        if self._published is None or not is_live(found):
+            return False
+        if not _same(found.tolist(), self._published.tolist()):
+            return False
+        self._published = found
+        return True
 
 
 class BesideOptimizer(Store):
@@ -331,22 +372,36 @@ class BesideOptimizer(Store):
     def arrived(self) -> Saved | None:
         """Return state that was written to ``optimizer.state`` directly, and remove it there."""
         result: Saved | None = None
-        for optimizer in self.optimizers:
+        for optimizer in () if self.is_closed else self.optimizers:
             found = _find_progress(optimizer, self.progress_key)
             if found is None:
                 continue
             result = result if result is not None else Saved(found, {}, [])
-            for p in params_of(optimizer):
-                state = optimizer.state.get(p)
-                if not isinstance(state, dict):
-                    continue
-                slots = {key: state.pop(key) for key in list(state) if self.owns(key)}
-                slots.pop(self.progress_key, None)
-                if slots:
-                    result.slots[p] = slots
-                if not state:
-                    del optimizer.state[p]
+            result.slots.update(_taken_out(optimizer, self))
         return result
+
+
+def _taken_out(optimizer: Optimizer, store: Store) -> dict[Tensor, Slots]:
+    """Remove the entries of an average from an optimizer's state, and return its buffers."""
+    found = {}
+    for p in params_of(optimizer):
+        state = optimizer.state.get(p)
+        if not isinstance(state, dict):
+            continue
+        slots = {key: state.pop(key) for key in list(state) if store.owns(key)}
+        slots.pop(store.progress_key, None)
+        if slots:
+            found[p] = slots
+        if not state:
+            del optimizer.state[p]
+    return found
+
+
+def _same(numbers: Sequence[float], others: Sequence[float]) -> bool:
+    """Return True if the numbers are equal. A trigger may have seen NaN."""
+    return len(numbers) == len(others) and all(
+        a == b or (math.isnan(a) and math.isnan(b)) for a, b in zip(numbers, others)
+    )
 
 
 def _find_progress(optimizer: Optimizer, key: str) -> Tensor | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
@@ -104,10 +105,16 @@ class DistributedFolder(Checkpoint):
 
     @override
     def write(self, target: Path, source: Source, provenance: str) -> None:
+        problems: list[CheckpointError] = []
+
         def compute(name: str) -> Tensor:
             result = torch.empty(self.tensors[name].shape, dtype=source.dtype(name))
-            for part in source.parts([name]):
-                result.view(-1)[part.start : part.start + part.values.numel()] = part.values
+            try:
+                for part in source.parts([name]):
+                    result.view(-1)[part.start : part.start + part.values.numel()] = part.values
+            except CheckpointError as error:
+                problems.append(error)
+                raise
             return result
 
         state: dict[str, Any] = {}
@@ -119,8 +126,13 @@ class DistributedFolder(Checkpoint):
             inner[place[-1]] = torch.empty(shape, dtype=dtype, device="meta")
         # A file per tensor, because the writer holds a whole file in memory.
         writer = FileSystemWriter(target, single_file_per_rank=False)
-        with quiet():
-            save(state, storage_writer=writer, planner=_Planner(compute))
+        try:
+            with quiet():
+                save(state, storage_writer=writer, planner=_Planner(compute))
+        except CheckpointException:  # torch wraps errors in one with all tracebacks
+            if problems:
+                raise problems[0] from None
+            raise
         (target / PROVENANCE).write_text(provenance)
 
 

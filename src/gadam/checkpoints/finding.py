@@ -23,6 +23,7 @@ Order: TypeAlias = Literal["steps", "given"]
 # What the number in a name counts, the most exact word first.
 _WORDS = ("step", "iter", "checkpoint", "ckpt", "epoch")
 _NUMBER = re.compile(r"\d+")
+_NOT_WHOLE = r"(?![.,]?\d|e[+-]?\d|[kmb](?![a-z]))"  # after 1 in 1.5, 1,000, 1e3, and 1k
 _HASHED = re.compile(r"((?:checkpoint|iterate)-\d{6})-[0-9a-f]{16}(?=\.(?:pt|dcp)$)")  # of gadam's
 _BLOCK = re.compile(r"\d{12,}-\d{12,}\.safetensors(\.\d+)?")  # of gadam.BlockAverages
 
@@ -105,7 +106,7 @@ def steps_in_names(paths: Sequence[str]) -> list[int]:
     """Return the number in each path that counts steps.
 
     This is the number after "step", "iter", "checkpoint", "ckpt" or "epoch", or else the only
-    number that differs between the paths.
+    number that differs between the paths. Numbers such as 1k or 1.5 are not read.
 
     Args:
         paths: Absolute paths.
@@ -121,7 +122,10 @@ def steps_in_names(paths: Sequence[str]) -> list[int]:
     """
     names = _relative(paths)
     for word in _WORDS:
-        pattern = re.compile(rf"(?<![a-z]){word}s?[^0-9a-z/]?(\d+)|_{word}s?(\d+)", re.IGNORECASE)
+        number = rf"(\d+){_NOT_WHOLE}"
+        pattern = re.compile(
+            rf"(?<![a-z]){word}s?[^0-9a-z/]?{number}|_{word}s?{number}", re.IGNORECASE
+        )
         hits = [pattern.findall(name) for name in names]
         if all(len(hit) == 1 for hit in hits):
             return _distinct([int("".join(hit[0])) for hit in hits], names)
@@ -206,7 +210,7 @@ def _number(last: int | str | None, total: int) -> int:
             number = math.ceil(total * share / 100) if 0 < share <= 100 else 0
         else:
             number = int(text)
-    except ValueError:
+    except (ValueError, ZeroDivisionError):
         number = 0
     if number < 1:
         raise CheckpointError(

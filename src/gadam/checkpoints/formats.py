@@ -448,7 +448,11 @@ def find_weights(content: Any, path: Path, point: Point = "iterate") -> tuple[st
         if found:
             return (found[0], *find_weights(content[found[0]], path, point))
         # Tensors beside a dict of tensors are no state dict, but something like a step counter.
-        nested = any(map(_is_state_dict, content.values()))
+        nested = any(
+            _is_state_dict(value)
+            for key, value in content.items()
+            if not str(key).endswith("_extra_state")
+        )
         if not nested and any(isinstance(value, Tensor) for value in content.values()):
             return ()
     keys = f" Its keys are {enumerated(list(map(str, content)))}." if content else ""

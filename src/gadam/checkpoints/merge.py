@@ -82,9 +82,22 @@ class Merge(Source):
         for group in self._groups(names):
             for span, values in self._averaged(group):
                 self._done += span.stop - span.start
-                yield Part(span.name, span.start, values.to(self.dtype(span.name)))
+                yield Part(span.name, span.start, self._cast(values, span.name))
             if self._on_progress is not None:
                 self._on_progress(min(self._done, total), total)
+
+    def _cast(self, values: Tensor, name: str) -> Tensor:
+        dtype = self.dtype(name)
+        cast = values.to(dtype)
+        if dtype != self.last.tensors[name].dtype and bool(
+            (cast.isinf() & values.isfinite()).any()
+        ):
+            short = str(dtype).removeprefix("torch.")
+            raise CheckpointError(
+                f"The average of {name} has values that {short} cannot hold. Use --dtype bfloat16 "
+                "or float32."
+            )
+        return cast
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the whole result."""

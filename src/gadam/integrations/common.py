@@ -21,6 +21,7 @@ __all__ = [
     "continue_at",
     "missing",
     "preserved_rng",
+    "restart",
 ]
 
 
@@ -114,6 +115,32 @@ def continue_at(average: IterateAverage, steps: int) -> None:
     phase, known, begun = clock.get()
     if not known:
         clock.set((phase, steps, begun))
+
+
+def restart(average: IterateAverage) -> IterateAverage:
+    """Return a new average of the same plan for another training by the same optimizer.
+
+    Args:
+        average: An average beside the optimizers. It is removed.
+
+    Example:
+        >>> import torch, gadam
+        >>> weight = torch.nn.Parameter(torch.ones(3))
+        >>> adamw = torch.optim.AdamW([weight])
+        >>> average = gadam.IterateAverage(adamw, gadam.Averaging(start=2))
+        >>> for _ in range(3):
+        ...     weight.grad = torch.ones(3)
+        ...     adamw.step()
+        >>> average = restart(average)
+        >>> weight.grad = torch.ones(3)
+        >>> adamw.step()
+        >>> average.count  # the first step of the new training is before the start
+        0
+    """
+    average.remove()
+    renewed = IterateAverage(average.optimizers, average.averaging)
+    renewed._state.tracker.progress = renewed._state.initial_progress
+    return renewed
 
 
 @contextmanager

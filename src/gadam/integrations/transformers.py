@@ -26,8 +26,15 @@ from torch.optim import Optimizer
 from gadam import _torch
 from gadam.average.attached import applied_average
 from gadam.average.plan import Averaging, Trigger
-from gadam.average.wrappers import unwrapped
-from gadam.integrations.common import FrameworkError, attach, continue_at, missing, preserved_rng
+from gadam.average.wrappers import average_of, unwrapped
+from gadam.integrations.common import (
+    FrameworkError,
+    attach,
+    continue_at,
+    missing,
+    preserved_rng,
+    restart,
+)
 
 try:
     from transformers import (
@@ -108,6 +115,7 @@ class AveragedMixin(_Base):
         self.average = None
         self._averaging, self._batchnorm, self._observe = averaging, batchnorm, observe
         self._finish_training = finish
+        self._owns_average = False  # and not the optimizer, or its user
         self._averages_now = False  # from the start of training until it ends
         super().__init__(*args, **kwargs)
         # First, so that other callbacks find the average in the model when training ends.
@@ -138,7 +146,11 @@ class AveragedMixin(_Base):
         self._refuse_unsupported()
         inner = unwrapped(self.optimizer if optimizer is None else optimizer)
         if self.average is None or self.average.optimizer is not inner:
+            found = average_of(inner)
             self.average = attach(inner, self._averaging, num_training_steps)
+            self._owns_average = self.average is not found
+        elif self._owns_average and not self._averages_now:  # train() was called again
+            self.average = restart(self.average)
         self._refuse_blind_trigger(self.average.averaging)
         self._averages_now = True
         return scheduler

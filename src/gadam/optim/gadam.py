@@ -45,17 +45,18 @@ class _Averaged(Padam):
                 "An optimizer cannot be copied or pickled while its average is applied."
             )
         self._average.publish()
-        plan = {"_averaging": self._average.averaging, "_removed": self._average.is_removed}
+        removed = self._average.state_dict() if self._average.is_removed else None
+        plan = {"_averaging": self._average.averaging, "_removed": removed}
         return {**super().__getstate__(), **plan}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         state = dict(state)
-        averaging, is_removed = state.pop("_averaging", None), state.pop("_removed", False)
+        averaging, removed = state.pop("_averaging", None), state.pop("_removed", None)
         super().__setstate__(state)
         if "_average" not in self.__dict__:  # in a copy, or after unpickling
             self._average = IterateAverage.built_into(self, averaging)
-            if is_removed:
-                self._average.remove()
+            if removed:
+                self._average.copy_removed(removed)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the optimizer's state, its average included.
