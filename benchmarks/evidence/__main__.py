@@ -78,11 +78,10 @@ def run(workloads: list[Workload], folder: Path, workers: int) -> None:
 
 
 def confirm(workloads: list[Workload], folder: Path, workers: int) -> None:
-    """Choose the best methods of all tasks, and run them on new seeds."""
+    """Choose the best methods of the tasks, and run them on new seeds."""
     from benchmarks.evidence import analysis
 
-    # The plan is for all tasks, also if only some of them run now.
-    compared = {name: one for name, one in TASKS.items() if name != analysis.ABLATION}
+    compared = {one.name: one for one in workloads if one.name != analysis.ABLATION}
     readings = {
         name: analysis.readings_of(one, results.read(name, folder))
         for name, one in compared.items()
@@ -90,11 +89,10 @@ def confirm(workloads: list[Workload], folder: Path, workers: int) -> None:
     place = confirmation.folder_in(folder)
     for task in confirmation.choose(compared, readings, place):
         print(f"{task} has new best methods.", flush=True)
-    wanted = [one.name for one in workloads]
-    choices = [one for one in confirmation.read_plan(place) if one.task in wanted]
+    choices = [one for one in confirmation.read_plan(place) if one.task in compared]
 
     def left() -> list[Trial]:
-        done = [record.trial for name in wanted for record in results.read(name, place)]
+        done = [record.trial for name in compared for record in results.read(name, place)]
         return confirmation.pending(choices, done)
 
     def finish(records: list[Record]) -> None:
