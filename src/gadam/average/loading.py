@@ -48,10 +48,14 @@ class Loader:
     def arrive(self) -> Saved | None:
         """Install state that was written to ``optimizer.state`` directly, if there is any."""
         if self.state.store.was_cleared():
-            self.install(self.state.initial_progress, {}, False, self.state.params())
-            self.state.warn_once(
-                "The optimizer's state was cleared, and its average with it. It starts empty.", 4
-            )
+            progress = self.state.tracker.progress
+            empty = replace(progress, count=0, skipped=0, first=0, last=0)
+            self.install(empty, {}, False, self.state.params())
+            if progress.count:
+                self.state.warn_once(
+                    "The optimizer's state was cleared, and its average with it. It starts empty.",
+                    4,
+                )
         saved = self.state.store.arrived()
         if saved is not None and saved.progress is not None:
             progress = self._unpack(saved.progress)
