@@ -424,7 +424,9 @@ def versions(tensors: Sequence[Tensor]) -> list[int] | None:
 
     A caller that gets None must assume that the tensors have changed.
     """
-    return None if _version is None else list(map(_version, tensors))
+    if _version is None or any(tensor.is_inference() for tensor in tensors):
+        return None
+    return list(map(_version, tensors))
 
 
 _pytree = _find("torch.utils", "_pytree")

@@ -683,3 +683,8 @@ def test_one_optimizer_and_one_interpolation() -> None:
     gadam.IterateAverage(first, PLAN)
     with pytest.raises(ValueError, match="has interpolation already"):
         gadam.IterateAverage(first, PLAN)
+
+
+def test_a_differentiable_step_does_not_interpolate():
+    with pytest.raises(ValueError, match="does not work with differentiable=True"):
+        gadam.Gadam([torch.zeros(3)], differentiable=True, average=PLAN)

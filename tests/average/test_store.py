@@ -144,6 +144,16 @@ def test_a_distributed_checkpoint_carries_an_attached_average(tmp_path, make, fl
     assert restored.count == 3
     same(restored.state_dict(), average.state_dict())
 
+    # Once more at the same step: the numbers of the progress do not change.
+    target = get_optimizer_state_dict(fresh_model, fresh, options=options)
+    dcp.load(target, checkpoint_id=tmp_path, **in_one_process())
+    set_optimizer_state_dict(fresh_model, fresh, target, options=options)
+    same(restored.state_dict(), average.state_dict())
+    # A state dict without an average is not mistaken for the one that was restored in place.
+    with pytest.warns(UserWarning, match="has no average"):
+        fresh.load_state_dict(make(fresh_model.parameters(), lr=0.1).state_dict())
+    assert restored.count == 0
+
 
 # --------------------------------------------------------------- checkpoints without an average
 

@@ -25,6 +25,7 @@ import workers
         "fsdp_warm_up_from_zero",
         "zero_redundancy",
         "zero_redundancy_checkpoint",
+        "zero_redundancy_export",
         "fsdp_non_finite_samples_of_the_kernel",
         "fsdp_attached_checkpoint",
         "fsdp_blocks",

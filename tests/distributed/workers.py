@@ -378,6 +378,36 @@ def zero_redundancy_checkpoint(rank: int, folder: Path) -> None:
         assert len(average._averaged()) > 0
 
 
+def zero_redundancy_export(rank: int, folder: Path) -> None:
+    """A part of the average is refused, and the consolidated state has all of it."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+    from torch.nn.parallel import DistributedDataParallel
+
+    plan = gadam.Averaging(start=2)
+    model = DistributedDataParallel(network())
+    zero = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.AdamW, lr=0.05)
+    average = gadam.IterateAverage(zero, plan)
+    iterates = []
+    for step in range(4):
+        fit(model, zero, range(step, step + 1), rank)
+        iterates.append(full(model.module))
+    before = full(model.module)
+    with pytest.raises(RuntimeError, match="only its own part"), average.applied(model):
+        pass
+    with pytest.raises(RuntimeError, match="only its own part"):
+        average.model_state_dict(model.module)
+    assert all(map(torch.equal, before, full(model.module)))
+    zero.consolidate_state_dict(to=0)
+    if rank == 0:
+        adamw = torch.optim.AdamW(model.module.parameters())
+        whole = gadam.IterateAverage(adamw, plan)
+        adamw.load_state_dict(zero.state_dict())
+        found = whole.model_state_dict(model.module)
+        names = [name for name, _ in model.module.named_parameters()]
+        for name, *values in zip(names, *iterates[1:]):
+            torch.testing.assert_close(found[name], torch.stack(values).mean(0))
+
+
 def fsdp_non_finite_samples_of_the_kernel(rank: int, folder: Path) -> None:
     """A NaN in one process's shard takes the sample out of the averages of both."""
     model, optimizer = sharded(gadam.Averaging(start=1))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
 import runpy
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import (
@@ -246,6 +249,14 @@ def test_a_checkpoint_of_the_finished_model_still_resumes_bitwise(tmp_path):
     saved = torch.load(tmp_path / "final.ckpt", weights_only=True)
     assert same(parameters_of(saved["state_dict"]), weights(module))
     assert same(parameters_of(saved["current_model_state"]), recorder.iterates[-1])
+    # So does every later checkpoint, although weights were swapped meanwhile.
+    callback = next(c for c in run.callbacks if isinstance(c, AveragedWeights))
+    with callback.average.applied(module):
+        pass
+    run.save_checkpoint(tmp_path / "again.ckpt")
+    again = torch.load(tmp_path / "again.ckpt", weights_only=True)
+    assert same(parameters_of(again["state_dict"]), weights(module))
+    assert same(parameters_of(again["current_model_state"]), recorder.iterates[-1])
     longer, _, _ = fit(AveragedWeights(PLAN), epochs=3)
     resumed, _, _ = fit(
         AveragedWeights(PLAN), epochs=3, ckpt_path=tmp_path / "final.ckpt", weights_only=True
@@ -392,6 +403,34 @@ def test_a_refresh_does_not_take_batches_from_training_or_change_their_order():
     assert torch.equal(*orders)
 
 
+class Counting(torch.utils.data.Sampler[int]):
+    """A sampler whose order depends on random numbers, a counter, and a list of its own."""
+
+    def __init__(self, size: int) -> None:
+        self.rng, self.array_rng = random.Random(0), np.random.default_rng(0)
+        self.epoch, self.order = 0, list(range(size))
+
+    def __iter__(self) -> Iterator[int]:
+        self.epoch += 1
+        self.rng.shuffle(self.order)
+        shift = self.epoch + int(self.array_rng.integers(100))
+        yield from (self.order[(i + shift) % len(self.order)] for i in range(len(self.order)))
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+
+def test_a_refresh_does_not_change_the_state_of_a_sampler():
+    orders = []
+    for batchnorm in (False, True):
+        data = DataLoader(dataset(), BATCH, sampler=Counting(len(dataset())))
+        module = Module(batchnorm=True)
+        callback = AveragedWeights(gadam.Averaging(start=1), batchnorm)
+        fit(callback, module=module, data=data, epochs=2, val_check_interval=2)
+        orders.append(torch.cat(module.batches))
+    assert torch.equal(*orders)
+
+
 def test_several_loaders_are_refreshed_together():
     class Two(Module):
         def forward(self, a: Any, b: Any) -> Any:  # type: ignore[override]
@@ -491,6 +530,30 @@ def test_manual_optimization_with_two_optimizers(tmp_path):
     again = AveragedWeights(gadam.Averaging(start=3))
     trainer(again).fit(resumed, loader(), loader(), ckpt_path=path, weights_only=True)
     assert same(weights(module), weights(resumed))
+
+
+@pytest.mark.parametrize("planned", [1, 2])
+def test_all_optimizers_are_averaged_if_some_have_an_average_of_their_own(planned):
+    plan = gadam.Averaging(start=3)
+
+    class Planned(Adversarial):
+        def configure_optimizers(self) -> Any:
+            first, second = super().configure_optimizers()
+            ours = gadam.Gadam(first.param_groups[0]["params"], 0.01, average=plan)
+            if planned == 2:
+                second = gadam.Gadam(second.param_groups[0]["params"], 0.01, average=plan)
+            return [ours, second]
+
+    iterates: list[Any] = []
+
+    class Record(pl.Callback):
+        def on_train_batch_end(self, trainer: Any, module: Any, *args: Any) -> None:
+            iterates.append(weights(module))
+
+    callback, module = AveragedWeights(), Planned()
+    trainer(callback, Record()).fit(module, loader(), loader())
+    assert callback.average.averaging == plan
+    close(weights(module), [torch.stack(ts).mean(0) for ts in zip(*iterates[2:])])
 
 
 @pytest.mark.parametrize("precision", ["bf16-true", "bf16-mixed", "64-true"])

@@ -174,6 +174,37 @@ def test_a_second_training_has_an_average_of_its_own(tmp_path):
     assert trainer.average.count == 8 - start + 1 == first.count
 
 
+def test_a_training_after_an_interrupted_one_has_an_average_of_its_own(tmp_path):
+    class Interrupt(TrainerCallback):
+        is_on = True
+
+        def on_step_end(self, args, state, control, **kwargs):
+            if self.is_on and state.global_step == 6:
+                raise KeyboardInterrupt
+
+    trainer: Any = AveragedTrainer(
+        small_gpt(),
+        arguments(tmp_path),
+        train_dataset=sentences(),
+        averaging=gadam.Averaging(start=3),
+        callbacks=[Interrupt()],
+    )
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    Interrupt.is_on = False
+    trainer.train()
+    assert trainer.average.count == 6
+
+
+def test_the_default_plan_follows_the_number_of_steps(tmp_path):
+    trainer = trained(tmp_path, averaging=None)
+    assert trainer.average.averaging == gadam.Averaging.for_budget(8)
+    trainer.args.max_steps = 16
+    trainer.train()
+    assert trainer.average.averaging == gadam.Averaging.for_budget(16)
+    assert trainer.average.count == 16 - trainer.average.averaging.start + 1
+
+
 def test_a_second_training_continues_an_average_of_the_users(tmp_path):
     model = small_gpt()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)

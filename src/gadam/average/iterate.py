@@ -29,7 +29,7 @@ from gadam.average.sampling import Sampler
 from gadam.average.state import State
 from gadam.average.store import BesideOptimizer, InOptimizer, Store, params_of
 from gadam.average.swap import applied_weights, copied_state_dict, swapped
-from gadam.average.wrappers import unwrapped
+from gadam.average.wrappers import is_partitioned, unwrapped
 
 if TYPE_CHECKING:
     from gadam.average.batchnorm import BatchNorm
@@ -110,6 +110,7 @@ class IterateAverage:
     optimizer: Optimizer
     optimizers: list[Optimizer]
     averaging: Averaging
+    _is_partitioned = False  # by a ZeroRedundancyOptimizer
 
     def __init__(
         self,
@@ -118,6 +119,7 @@ class IterateAverage:
     ) -> None:
         several = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
         self._open([unwrapped(one) for one in several], averaging, built_in=False)
+        self._is_partitioned = any(map(is_partitioned, several))
 
     @classmethod
     def built_into(cls, optimizer: Optimizer, averaging: Averaging | None) -> IterateAverage:
@@ -460,8 +462,18 @@ class IterateAverage:
     def _swapped(
         self, model: nn.Module | None, batchnorm: BatchNorm
     ) -> AbstractContextManager[Callable[[], None]]:
+        self._refuse_partition()
         params = self._averaged() if self.count else []
         return applied_weights(self, self.optimizers, model, params, self._value, batchnorm)
+
+    def _refuse_partition(self) -> None:
+        """Raise if this process has the average of only a part of the model."""
+        if self._is_partitioned:
+            raise RuntimeError(
+                "Each process of a ZeroRedundancyOptimizer averages only its own part of the "
+                "parameters. Call its consolidate_state_dict(), and load its state_dict() into an "
+                "ordinary optimizer with an average, which has all of it."
+            )
 
     # -------------------------------------------------------------------------------------- exports
 
@@ -490,6 +502,7 @@ class IterateAverage:
 
     def _averages(self) -> dict[Tensor, Callable[[], Tensor]]:
         """Return functions that return the values of the averaged parameters, one at a time."""
+        self._refuse_partition()
         params = self._averaged() if self.count else []
         return {p: partial(self._value, p) for p in params}
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from gadam import _torch
 from gadam.average.progress import Progress, is_live
 
 __all__ = ["BesideOptimizer", "InOptimizer", "Saved", "Store", "params_of"]
@@ -58,7 +59,8 @@ class Store(ABC):
         self._entry = re.compile(re.escape(prefix) + _ENTRY)
         self.is_closed = False
         self._handles: list[RemovableHandle] = []
-        self._exported: tuple[Tensor, list[float]] | None = None  # in the last state dict
+        # The progress in the last state dict, its numbers, and its version.
+        self._exported: tuple[Tensor, list[float], list[int] | None] | None = None
 
     @property
     def progress_key(self) -> str:
@@ -160,7 +162,7 @@ class Store(ABC):
         if not carriers or self.is_closed:
             return state_dict
         packed = progress.pack(carriers[0].device)
-        self._exported = packed, packed.tolist()
+        self._exported = packed, packed.tolist(), _torch.versions([packed])
         states = dict(state_dict["state"])
         ids = [i for group in state_dict["param_groups"] for i in group["params"]]
         chosen = set(carriers)
@@ -232,11 +234,16 @@ class Store(ABC):
         """Return the progress that a checkpoint has written into the last state dict, if any.
 
         A flattened distributed checkpoint restores the tensors of a state dict in place, and then
-        passes on only those entries that ``optimizer.state`` has.
+        passes on only those entries that ``optimizer.state`` has. The next load needs another state
+        dict.
         """
-        if self._exported is None or _same(self._exported[0].tolist(), self._exported[1]):
+        exported, self._exported = self._exported, None
+        if exported is None:
             return None
-        return self._exported[0]
+        packed, numbers, version = exported
+        # A checkpoint of the same step has the same numbers.
+        is_written = version is not None and _torch.versions([packed]) != version
+        return packed if is_written or not _same(packed.tolist(), numbers) else None
 
 
 _ENTRY = r"(_\d+|_progress|_iterate)?"

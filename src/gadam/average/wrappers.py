@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 if TYPE_CHECKING:
     from gadam.average.iterate import IterateAverage
 
-__all__ = ["AVERAGES", "average_of", "unwrapped"]
+__all__ = ["AVERAGES", "average_of", "is_partitioned", "unwrapped"]
 
 AVERAGES = "_iterate_averages"  # the attribute of an optimizer that lists its averages
 
@@ -50,6 +50,20 @@ def _attribute(wrapper: object) -> str | None:
         if name is not None:
             return name
     return None
+
+
+def is_partitioned(optimizer: object) -> bool:
+    """Return True if a wrapper leaves only a part of the parameters to this process's optimizer.
+
+    Args:
+        optimizer: An optimizer, or a wrapper.
+    """
+    inner: Any = optimizer
+    while (name := _attribute(inner)) is not None:
+        if name == "optim" and getattr(inner, "world_size", 1) > 1:  # ZeroRedundancyOptimizer
+            return True
+        inner = getattr(inner, name)
+    return False
 
 
 def average_of(optimizer: object) -> IterateAverage | None:

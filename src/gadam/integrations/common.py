@@ -13,15 +13,16 @@ from torch.optim import Optimizer
 
 from gadam._errors import UserError
 from gadam.average import Averaging, IterateAverage, average_of
+from gadam.average.wrappers import unwrapped
 
 __all__ = [
     "FrameworkError",
     "attach",
     "check_average",
     "continue_at",
+    "count_from_zero",
     "missing",
     "preserved_rng",
-    "restart",
 ]
 
 
@@ -67,6 +68,8 @@ def attach(
 ) -> IterateAverage:
     """Return the average that a trainer uses: the optimizer's own, or a new one.
 
+    An average of only some of several optimizers is not used, but its plan is.
+
     Args:
         optimizer: The optimizer of the trainer, which may be wrapped, or all of them.
         averaging: The plan. None means the plan of the optimizer's own average, or
@@ -85,7 +88,11 @@ def attach(
     own = average_of(optimizer)
     if own is not None:
         planned = own.averaging != Averaging() or own.phase != "waiting" or own.count > 0
-        if averaging == own.averaging or (averaging is None and planned):
+        if averaging is None and planned:
+            averaging = own.averaging
+        several = optimizer if isinstance(optimizer, list) else [optimizer]
+        is_whole = len(several) == 1 or set(map(unwrapped, several)) == set(own.optimizers)
+        if averaging == own.averaging and is_whole:
             return own
     return IterateAverage(optimizer, averaging or Averaging.for_budget(max(steps, 1)))
 
@@ -117,30 +124,25 @@ def continue_at(average: IterateAverage, steps: int) -> None:
         clock.set((phase, steps, begun))
 
 
-def restart(average: IterateAverage) -> IterateAverage:
-    """Return a new average of the same plan for another training by the same optimizer.
+def count_from_zero(average: IterateAverage) -> None:
+    """Let an empty average count steps from 0, although its optimizer has already trained.
 
     Args:
-        average: An average beside the optimizers. It is removed.
+        average: The average.
 
     Example:
         >>> import torch, gadam
         >>> weight = torch.nn.Parameter(torch.ones(3))
         >>> adamw = torch.optim.AdamW([weight])
-        >>> average = gadam.IterateAverage(adamw, gadam.Averaging(start=2))
-        >>> for _ in range(3):
-        ...     weight.grad = torch.ones(3)
-        ...     adamw.step()
-        >>> average = restart(average)
         >>> weight.grad = torch.ones(3)
         >>> adamw.step()
-        >>> average.count  # the first step of the new training is before the start
+        >>> average = gadam.IterateAverage(adamw, gadam.Averaging(start=2))
+        >>> count_from_zero(average)
+        >>> adamw.step()  # the first step of another training
+        >>> average.count
         0
     """
-    average.remove()
-    renewed = IterateAverage(average.optimizers, average.averaging)
-    renewed._state.tracker.progress = renewed._state.initial_progress
-    return renewed
+    average._state.tracker.progress = average._state.initial_progress
 
 
 @contextmanager

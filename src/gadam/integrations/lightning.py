@@ -138,6 +138,7 @@ class AveragedWeights(pl.Callback):
         self._statistics_count = 0  # the number of samples in that average
         self._raw: dict[str, Tensor] = {}  # the raw weights, if the model holds the average
         self._versions: list[int] | None = None  # of the parameters, when training ended
+        self._checksums: list[int] = []  # of the same
         self._owned = False  # whether this callback has created the average
         self._over = self._failed = self._warned = False
         self._resumed: dict[str, Any] | None = None  # the raw weights of a checkpoint
@@ -291,7 +292,8 @@ class AveragedWeights(pl.Callback):
             self.average.copy_to(pl_module, batchnorm=False)
             self._write_statistics(pl_module)
             self._raw = raw
-        self._versions = _torch.versions(list(pl_module.parameters()))
+        final = list(pl_module.parameters())
+        self._versions, self._checksums = _torch.versions(final), _checksums(final)
         self._over = True
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -430,7 +432,7 @@ class AveragedWeights(pl.Callback):
                 if loader is True:
                     loader = trainer.fit_loop._combined_loader
                     limit = int(trainer.num_training_batches)
-                stack.enter_context(_kept_generators(loader))
+                stack.enter_context(_kept_samplers(loader))
                 batches = _on_device(trainer, islice(_fresh(loader), limit))
                 if _has_forward(module):
                     refresh_batchnorm(model, (batch for _, batch in batches))
@@ -462,7 +464,13 @@ class AveragedWeights(pl.Callback):
         if not self._over:
             return True
         params = list(trainer.lightning_module.parameters())
-        return self._versions is not None and self._versions == _torch.versions(params)
+        if self._versions is None or self._versions == _torch.versions(params):
+            return self._versions is not None
+        if self._checksums != _checksums(params):
+            return False
+        # Someone has swapped other weights in and out again, for example this callback.
+        self._versions = _torch.versions(params)
+        return True
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
@@ -604,20 +612,35 @@ def _fresh(loader: Any) -> Iterable[Any]:
 
 
 @contextmanager
-def _kept_generators(loader: object) -> Iterator[None]:
-    """Restore the random numbers that shuffle this data."""
-    generators = set()
+def _kept_samplers(loader: object) -> Iterator[None]:
+    """Restore what decides the order of this data: random numbers, and numbers such as an epoch."""
+    samplers: list[Any] = []
+    generators: list[Any] = []
     for one in _loaders_of(loader):
         batch_sampler = getattr(one, "batch_sampler", None)
-        for owner in (one, getattr(one, "sampler", None), batch_sampler):
-            generators.add(getattr(owner, "generator", None))
-        generators.add(getattr(getattr(batch_sampler, "sampler", None), "generator", None))
-    states = [(g, g.get_state()) for g in generators if isinstance(g, torch.Generator)]
+        inner = getattr(batch_sampler, "sampler", None)
+        generators.append(getattr(one, "generator", None))
+        samplers += [getattr(one, "sampler", None), batch_sampler, inner]
+    saved = [(vars(one), dict(vars(one))) for one in samplers if hasattr(one, "__dict__")]
+    generators += [value for _, attributes in saved for value in attributes.values()]
+    # Copies of the states, because NumPy's are views.
+    restore = [(g.set_state, g.get_state()) for g in generators if hasattr(g, "get_state")]
+    restore += [(g.setstate, g.getstate()) for g in generators if hasattr(g, "getstate")]
+    lists = [(g, list(g)) for g in generators if isinstance(g, list)]
+    arrays = [g.bit_generator for g in generators if hasattr(g, "bit_generator")]
+    states = [copy.deepcopy(bits.state) for bits in arrays]
     try:
         yield
     finally:
-        for generator, state in states:
-            generator.set_state(state)
+        for attributes, before in saved:
+            attributes.clear()
+            attributes.update(before)
+        for current, elements in lists:
+            current[:] = elements
+        for set_state, state in restore:
+            set_state(state)
+        for bits, state in zip(arrays, states):
+            bits.state = state
 
 
 def _on_device(trainer: pl.Trainer, batches: Iterable[Any]) -> Iterator[tuple[int, Any]]:
@@ -634,6 +657,16 @@ def _training_step(module: nn.Module, numbered: tuple[int, Any]) -> object:
     step: Callable[..., object] = module.training_step  # type: ignore[assignment]
     takes_index = len(inspect.signature(step).parameters) > 1
     return step(batch, index) if takes_index else step(batch)
+
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _checksums(params: Iterable[Tensor]) -> list[int]:
+    """Return the sum of the bits of each parameter, as integers."""
+    parts = (local(p).detach() for p in params)
+    real = (torch.view_as_real(part) if part.is_complex() else part for part in parts)
+    return [int(part.contiguous().view(_BITS[part.element_size()]).sum()) for part in real]
 
 
 def _copied(value: Any) -> Any:

@@ -31,9 +31,9 @@ from gadam.integrations.common import (
     FrameworkError,
     attach,
     continue_at,
+    count_from_zero,
     missing,
     preserved_rng,
-    restart,
 )
 
 try:
@@ -145,13 +145,19 @@ class AveragedMixin(_Base):
         scheduler = super().create_scheduler(num_training_steps, optimizer)
         self._refuse_unsupported()
         inner = unwrapped(self.optimizer if optimizer is None else optimizer)
-        if self.average is None or self.average.optimizer is not inner:
+        average, is_known = self.average, False
+        if average is not None and average.optimizer is inner:
+            is_known = True
+            if self._owns_average:
+                average.remove()  # of an earlier training by the same optimizer
+        if average is None or not is_known or self._owns_average:
             found = average_of(inner)
-            self.average = attach(inner, self._averaging, num_training_steps)
-            self._owns_average = self.average is not found
-        elif self._owns_average and not self._averages_now:  # train() was called again
-            self.average = restart(self.average)
-        self._refuse_blind_trigger(self.average.averaging)
+            average = attach(inner, self._averaging, num_training_steps)
+            self._owns_average = average is not found
+            if is_known:
+                count_from_zero(average)
+        self.average = average
+        self._refuse_blind_trigger(average.averaging)
         self._averages_now = True
         return scheduler
 

@@ -22,6 +22,11 @@ class _Averaged(Padam):
     def __init__(
         self, params: ParamsT, *args: Any, average: Averaging | None, **kwargs: Any
     ) -> None:
+        if kwargs.get("differentiable") and average is not None and average.interpolation:
+            raise ValueError(
+                "interpolation does not work with differentiable=True: gradients would miss the "
+                "moves between the iterate and the average. Remove one of them."
+            )
         super().__init__(params, *args, **kwargs)
         self._average = IterateAverage.built_into(self, average)
 
