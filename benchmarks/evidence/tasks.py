@@ -95,15 +95,15 @@ ABLATION_CENTERS: dict[str, Center] = dict.fromkeys(VARIANTS, (1e-2, 0.3))
 
 # The strongest first: if time runs out, the first methods are complete.
 FIRST = ("adamw cosine", "schedule-free-adamw", "padamw held", "adamw held")
-STRONGEST = (*FIRST, "padamw eased", "gadamx-between")
+STRONGEST = (*FIRST, "padamw eased", "gadamx-between", "muon held")
 WITH_ALL = (
     *STRONGEST,
-    *("sgd held", "sgd cosine", "muon held", "adam-l2 held", "gpa cosine", "padamw cosine"),
+    *("sgd held", "sgd cosine", "adam-l2 held", "gpa cosine", "padamw cosine"),
     *("gadam-lookahead held", "adamw linear", "schedule-free-sgd", "adamw eased", "gadam-between"),
 )
 # SGD does not train transformers well: not worth its share of the budget there.
-TRANSFORMER = (*STRONGEST, "muon held", "gpa cosine")
-LSTM = (*STRONGEST, "muon held", "sgd held")
+TRANSFORMER = (*STRONGEST, "gpa cosine")
+LSTM = (*STRONGEST, "sgd held")
 
 _FASHION = Data("fashion-mini", validation=1500, examples=4000, size=14, augment=False)
 _CIFAR = Data("cifar100n", validation=2000, examples=7_000, size=16, augment=False, pad=2)
@@ -163,7 +163,7 @@ _ALL = (
         "Fashion-MNIST (true labels)",
         IMAGE_CENTERS,
         0.45,
-        (*STRONGEST, "muon held"),
+        STRONGEST,
         chance=10.0,
     ),
     Workload(

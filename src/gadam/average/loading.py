@@ -191,6 +191,7 @@ class Loader:
             saved: The saved average.
         """
         self._check_others(saved.others)
+        in_place = self.state.store.restored_in_place()  # in any case: it is of one load only
         params = params_of(optimizer)
         if saved.progress is not None:
             progress = self._unpack(saved.progress)
@@ -199,7 +200,7 @@ class Loader:
                 "The checkpoint has an average but not its progress. Use the optimizer's own "
                 "state_dict()."
             )
-        elif (in_place := self.state.store.restored_in_place()) is not None:
+        elif in_place is not None:
             progress = self._unpack(in_place)
             slots = {p: self.state.store.slots(p) for p in params}
             return lambda: self.install(progress, slots, True, params)
