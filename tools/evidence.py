@@ -46,9 +46,7 @@ def answer() -> str:
         f"{len(ahead)}, loses on {len(behind) or 'none'}, and ties on the other "
         f"{len(again) - len(ahead) - len(behind)} (95% intervals, on seeds that chose nothing).",
         f"The gains are {_and(sizes)}." if sizes else "",
-        f"Another method is significantly ahead of it on {_and(_lost())}."
-        if _lost()
-        else "No other method is significantly ahead of it on any task.",
+        _ahead_of("it"),
     ]
     labels = {name: row["label"] for name in TASKS if (row := _best_average(name)) is not None}
     counts = Counter(label.partition(",")[0] for label in labels.values()).most_common()
@@ -84,9 +82,12 @@ def _confirmed_gain(name: str, one: Document) -> str:
     return f"{one['mean']:.1f} points"
 
 
-def _lost() -> list[str]:
-    """Return the tasks on which another method is significantly ahead of the best average."""
-    return [summary.task(name)["title"] for name in TASKS if _is_behind(name)]
+def _ahead_of(best_average: str) -> str:
+    """Return the sentence that names the tasks where another method is significantly ahead."""
+    lost = [_title(name) for name in TASKS if _is_behind(name)]
+    if lost:
+        return f"Another method is significantly ahead of {best_average} on {_and(lost)}."
+    return f"No other method is significantly ahead of {best_average} on any task."
 
 
 def _is_behind(name: str) -> bool:
@@ -246,18 +247,14 @@ def _on_new_seeds() -> str:
     first, *_, last = found["seeds"]
     header = [f"seeds {first}–{last}, all choices made before", "means above zero"]
     header += ["intervals above zero", "intervals below zero", "pooled p"]
-    ahead = (
-        f"Another method is significantly ahead of the best average on {_and(lost)}."
-        if (lost := _lost())
-        else "No other method is significantly ahead of the best average on any task."
-    )
     verdicts = [ALONE[verdict].format(" or ".join(words)) for verdict, words in alone.items()]
-    caption = (
-        f"Without eased rates and interpolation, {'; '.join(verdicts)}. "
-        f"{' '.join([ahead, *_not_final()])} All networks are small: half a minute of training "
-        "per run."
-    )
-    return table(header, rows, caption)
+    sentences = [
+        f"Without eased rates and interpolation, {'; '.join(verdicts)}.",
+        _ahead_of("the best average"),
+        *_not_final(),
+        "All networks are small: half a minute of training per run.",
+    ]
+    return table(header, rows, " ".join(sentences))
 
 
 # ------------------------------------------------------------------------------------------- tasks

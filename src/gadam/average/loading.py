@@ -174,8 +174,8 @@ class Loader:
         rest, saved = self.state.store.extract(optimizer, state_dict, others)
         if self.state.store.is_closed:  # the checkpoint's average belongs to nobody
             names = {name for slots in saved.slots.values() for name in slots}
-            has_progress = saved.progress is not None
-            names |= {self.state.store.progress_key} if has_progress else set()
+            if saved.progress is not None:
+                names.add(self.state.store.progress_key)
             self._check_others(saved.others | names)
             return rest, lambda: None
         return rest, self.prepare_to_load(optimizer, rest, saved)
@@ -191,7 +191,9 @@ class Loader:
             saved: The saved average.
         """
         self._check_others(saved.others)
-        in_place = self.state.store.restored_in_place()  # in any case: it is of one load only
+        in_place = (
+            self.state.store.restored_in_place()
+        )  # read it in any case: it is good for one load
         params = params_of(optimizer)
         if saved.progress is not None:
             progress = self._unpack(saved.progress)

@@ -170,7 +170,7 @@ class Store(ABC):
             if p in chosen:
                 slots = self.slots(p)
                 states[i] = {**states.get(i, {}), **slots, self.progress_key: packed}
-                # Only averaged parameters show the progress, so that none of them is missed.
+                # With samples, the progress without buffers would mean that they are missing.
                 if progress.count and averaged and not slots:
                     del states[i][self.progress_key]
         return {**state_dict, "state": states}

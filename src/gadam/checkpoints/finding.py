@@ -23,7 +23,8 @@ Order: TypeAlias = Literal["steps", "given"]
 # What the number in a name counts, the most exact word first.
 _WORDS = ("step", "iter", "checkpoint", "ckpt", "epoch")
 _NUMBER = re.compile(r"\d+")
-_NOT_WHOLE = r"(?![.,]?\d|e[+-]?\d|[kmb](?![a-z]))"  # after 1 in 1.5, 1,000, 1e3, and 1k
+# A whole number, and not the 1 of 1.5, 1,000, 1e3, or 1k.
+_WHOLE = r"(\d+)(?![.,]?\d|e[+-]?\d|[kmb](?![a-z]))"
 _HASHED = re.compile(r"((?:checkpoint|iterate)-\d{6})-[0-9a-f]{16}(?=\.(?:pt|dcp)$)")  # of gadam's
 _BLOCK = re.compile(r"\d{12,}-\d{12,}\.safetensors(\.\d+)?")  # of gadam.BlockAverages
 
@@ -122,9 +123,8 @@ def steps_in_names(paths: Sequence[str]) -> list[int]:
     """
     names = _relative(paths)
     for word in _WORDS:
-        number = rf"(\d+){_NOT_WHOLE}"
         pattern = re.compile(
-            rf"(?<![a-z]){word}s?[^0-9a-z/]?{number}|_{word}s?{number}", re.IGNORECASE
+            rf"(?<![a-z]){word}s?[^0-9a-z/]?{_WHOLE}|_{word}s?{_WHOLE}", re.IGNORECASE
         )
         hits = [pattern.findall(name) for name in names]
         if all(len(hit) == 1 for hit in hits):

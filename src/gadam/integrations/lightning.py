@@ -6,9 +6,11 @@ import copy
 import inspect
 import logging
 import math
+import random
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -137,8 +139,7 @@ class AveragedWeights(pl.Callback):
         self._statistics: dict[str, Tensor] = {}  # of BatchNorm, for the average
         self._statistics_count = 0  # the number of samples in that average
         self._raw: dict[str, Tensor] = {}  # the raw weights, if the model holds the average
-        self._versions: list[int] | None = None  # of the parameters, when training ended
-        self._checksums: list[int] = []  # of the same
+        self._checksums: list[int] = []  # of the parameters, when training ended
         self._owned = False  # whether this callback has created the average
         self._over = self._failed = self._warned = False
         self._resumed: dict[str, Any] | None = None  # the raw weights of a checkpoint
@@ -176,7 +177,7 @@ class AveragedWeights(pl.Callback):
             self._average.remove()  # of an earlier fit
         self._swap.close()
         self._statistics, self._statistics_count = {}, 0
-        self._raw, self._versions = {}, None
+        self._raw = {}
         self._resumed = self._imported = self._average = None
         self._over = self._failed = False
         self._module = pl_module
@@ -292,8 +293,7 @@ class AveragedWeights(pl.Callback):
             self.average.copy_to(pl_module, batchnorm=False)
             self._write_statistics(pl_module)
             self._raw = raw
-        final = list(pl_module.parameters())
-        self._versions, self._checksums = _torch.versions(final), _checksums(final)
+        self._checksums = _checksums(pl_module.parameters())
         self._over = True
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -463,14 +463,8 @@ class AveragedWeights(pl.Callback):
             return False
         if not self._over:
             return True
-        params = list(trainer.lightning_module.parameters())
-        if self._versions is None or self._versions == _torch.versions(params):
-            return self._versions is not None
-        if self._checksums != _checksums(params):
-            return False
-        # Someone has swapped other weights in and out again, for example this callback.
-        self._versions = _torch.versions(params)
-        return True
+        is_applied = applied_average(self._average.optimizers) is not None
+        return not is_applied and self._checksums == _checksums(self._module.parameters())
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
@@ -614,33 +608,41 @@ def _fresh(loader: Any) -> Iterable[Any]:
 @contextmanager
 def _kept_samplers(loader: object) -> Iterator[None]:
     """Restore what decides the order of this data: random numbers, and numbers such as an epoch."""
-    samplers: list[Any] = []
-    generators: list[Any] = []
+    restore: list[Callable[[], object] | None] = []
     for one in _loaders_of(loader):
+        restore.append(_restorer(getattr(one, "generator", None)))
         batch_sampler = getattr(one, "batch_sampler", None)
         inner = getattr(batch_sampler, "sampler", None)
-        generators.append(getattr(one, "generator", None))
-        samplers += [getattr(one, "sampler", None), batch_sampler, inner]
-    saved = [(vars(one), dict(vars(one))) for one in samplers if hasattr(one, "__dict__")]
-    generators += [value for _, attributes in saved for value in attributes.values()]
-    # Copies of the states, because NumPy's are views.
-    restore = [(g.set_state, g.get_state()) for g in generators if hasattr(g, "get_state")]
-    restore += [(g.setstate, g.getstate()) for g in generators if hasattr(g, "getstate")]
-    lists = [(g, list(g)) for g in generators if isinstance(g, list)]
-    arrays = [g.bit_generator for g in generators if hasattr(g, "bit_generator")]
-    states = [copy.deepcopy(bits.state) for bits in arrays]
+        for sampler in (getattr(one, "sampler", None), batch_sampler, inner):
+            attributes = getattr(sampler, "__dict__", {})
+            restore.append(partial(_reset, attributes, dict(attributes)))
+            restore += map(_restorer, attributes.values())
     try:
         yield
     finally:
-        for attributes, before in saved:
-            attributes.clear()
-            attributes.update(before)
-        for current, elements in lists:
-            current[:] = elements
-        for set_state, state in restore:
-            set_state(state)
-        for bits, state in zip(arrays, states):
-            bits.state = state
+        for call in filter(None, restore):
+            call()
+
+
+def _reset(attributes: dict[str, Any], before: dict[str, Any]) -> None:
+    attributes.clear()
+    attributes.update(before)
+
+
+def _restorer(value: Any) -> Callable[[], object] | None:
+    """Return a function that gives a generator or a list its current state again, or None."""
+    numpy: Any = getattr(sys.modules.get("numpy"), "random", None)
+    if isinstance(value, list):
+        return partial(value.__setitem__, slice(None), list(value))
+    if isinstance(value, random.Random):
+        return partial(value.setstate, value.getstate())
+    if isinstance(value, torch.Generator) or (numpy and isinstance(value, numpy.RandomState)):
+        return partial(value.set_state, value.get_state())
+    if numpy and isinstance(value, numpy.Generator):
+        return partial(
+            setattr, value.bit_generator, "state", copy.deepcopy(value.bit_generator.state)
+        )
+    return None
 
 
 def _on_device(trainer: pl.Trainer, batches: Iterable[Any]) -> Iterator[tuple[int, Any]]:
@@ -663,7 +665,10 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def _checksums(params: Iterable[Tensor]) -> list[int]:
-    """Return the sum of the bits of each parameter, as integers."""
+    """Return the sum of the bit patterns of each parameter, read as integers.
+
+    Unlike versions, they stay the same if weights are swapped in and out again.
+    """
     parts = (local(p).detach() for p in params)
     real = (torch.view_as_real(part) if part.is_complex() else part for part in parts)
     return [int(part.contiguous().view(_BITS[part.element_size()]).sum()) for part in real]

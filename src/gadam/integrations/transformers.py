@@ -115,7 +115,7 @@ class AveragedMixin(_Base):
         self.average = None
         self._averaging, self._batchnorm, self._observe = averaging, batchnorm, observe
         self._finish_training = finish
-        self._owns_average = False  # and not the optimizer, or its user
+        self._owns_average = False  # False if the optimizer or its user has created it
         self._averages_now = False  # from the start of training until it ends
         super().__init__(*args, **kwargs)
         # First, so that other callbacks find the average in the model when training ends.
@@ -145,16 +145,16 @@ class AveragedMixin(_Base):
         scheduler = super().create_scheduler(num_training_steps, optimizer)
         self._refuse_unsupported()
         inner = unwrapped(self.optimizer if optimizer is None else optimizer)
-        average, is_known = self.average, False
-        if average is not None and average.optimizer is inner:
-            is_known = True
-            if self._owns_average:
-                average.remove()  # of an earlier training by the same optimizer
-        if average is None or not is_known or self._owns_average:
+        average = self.average
+        trains_again = average is not None and average.optimizer is inner
+        if average is not None and self._owns_average:
+            average.remove()  # of an earlier training
+            average = None
+        if average is None or not trains_again:
             found = average_of(inner)
             average = attach(inner, self._averaging, num_training_steps)
             self._owns_average = average is not found
-            if is_known:
+            if trains_again:
                 count_from_zero(average)
         self.average = average
         self._refuse_blind_trigger(average.averaging)
