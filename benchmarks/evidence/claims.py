@@ -239,10 +239,12 @@ def _duels(evidence: Evidence) -> list[Claim]:
         "Easing the rate before averaging beats decaying it to zero.": [
             (EASED[0], "AdamW, WSD"),
             (EASED[1], "PadamW, WSD"),
+            (EASED[2], "Muon, WSD"),
         ],
         "Easing the rate before averaging beats holding it.": [
             (EASED[0], GADAM),
             (EASED[1], GADAMX),
+            (EASED[2], MUON),
         ],
         "Averaging at a constant rate beats GPA.": [
             (GADAM, "GPA-AdamW, cosine"),

@@ -30,7 +30,7 @@ __all__ = [
 
 GADAM, GADAMX, MUON = "Gadam", "GadamX", "Muon, average"
 INTERPOLATED = ("Gadam, interpolated", "GadamX, interpolated")
-EASED = ("Gadam, eased rate", "GadamX, eased rate")
+EASED = ("Gadam, eased rate", "GadamX, eased rate", "Muon, average, eased rate")
 Family = Literal["average", "decayed", "other"]
 
 
@@ -88,6 +88,7 @@ CONTENDERS = {
         Contender("Gadam, last quarter", "adamw held", ("held", "tail 25%")),
         Contender(EASED[0], "adamw eased", ("eased", AVERAGE)),
         Contender(EASED[1], "padamw eased", ("eased", AVERAGE)),
+        Contender(EASED[2], "muon eased", ("eased", AVERAGE)),
         Contender("GadamAuto", "adamw held", ("held", "auto")),
         Contender("Gadam + Lookahead", "gadam-lookahead held", ("held", AVERAGE)),
         Contender("SWA", "sgd held", ("held", AVERAGE)),
