@@ -251,7 +251,7 @@ def _untuned(
             reading = readings[name].get(label)
             if reading is None or not contender.is_tuned_separately or not reading.is_tuned:
                 continue
-            if contender.target[0] == "eased":  # its grid has another center, chosen by results
+            if contender.target[0] in tuning.FOLLOWS:  # the center of its grid is chosen by results
                 continue
             grid = _over_grid(contender, workload, records[name])
             center = grid.get(_first_grid(workload, contender.method)[0])

@@ -222,12 +222,14 @@ def _duels(evidence: Evidence) -> list[Claim]:
             (GADAMX, "PadamW, WSD"),
             ("SWA", "SGD, cosine"),
             ("SWA", "SGD, WSD"),
+            (MUON, "Muon, cosine"),
             (MUON, "Muon, WSD"),
         ],
         "Averaging at a constant rate beats a cosine with an average.": [
             (GADAM, "AdamW, cosine, average"),
             (GADAMX, "PadamW, cosine, average"),
             ("SWA", "SGD, cosine, average"),
+            (MUON, "Muon, cosine, average"),
         ],
         "Averaging at a constant rate beats Schedule-Free.": [
             (GADAM, "Schedule-Free AdamW"),

@@ -64,7 +64,7 @@ class Contender:
     def family(self) -> Family:
         """What it is: an average at a rate that stays high, a decayed rate, or another method.
 
-        A cosine with an average, Schedule-Free, and GPA are other methods.
+        A cosine or WSD with an average, Schedule-Free, and GPA are other methods.
         """
         if not self.is_averaged:
             return "decayed"
@@ -96,6 +96,8 @@ CONTENDERS = {
         Contender("AdamW, cosine, average", "adamw cosine", ("cosine", AVERAGE)),
         Contender("PadamW, cosine, average", "padamw cosine", ("cosine", AVERAGE)),
         Contender("SGD, cosine, average", "sgd cosine", ("cosine", AVERAGE)),
+        Contender("Muon, cosine, average", "muon cosine", ("cosine", AVERAGE)),
+        Contender("Muon, WSD, average", "muon annealed", ("annealed", AVERAGE)),
         Contender(MUON, "muon held", ("held", AVERAGE)),
         Contender("Schedule-Free AdamW", "schedule-free-adamw", ("", OWN)),
         Contender("Schedule-Free SGD", "schedule-free-sgd", ("", OWN)),
@@ -113,6 +115,7 @@ CONTENDERS = {
         _plain("PadamW, WSD", "padamw held", "wsd"),
         _plain("SGD, cosine", "sgd cosine", "cosine"),
         _plain("SGD, WSD", "sgd held", "wsd"),
+        _plain("Muon, cosine", "muon cosine", "cosine"),
         _plain("Muon, WSD", "muon held", "wsd"),
     )
 }

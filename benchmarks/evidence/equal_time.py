@@ -38,7 +38,10 @@ RIVALS = {
     "SGD, cosine": "SGD",
     "SGD, WSD": "SGD",
     "SGD, cosine, average": "SWA",
+    "Muon, cosine": "Muon",
     "Muon, WSD": "Muon",
+    "Muon, cosine, average": "Muon, average",
+    "Muon, WSD, average": "Muon, average",
     "Schedule-Free AdamW": "Schedule-Free AdamW",
     "GPA-AdamW, cosine": "GPA-AdamW",
 }

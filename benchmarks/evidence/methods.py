@@ -45,7 +45,7 @@ WSD_TAIL = 0.2  # of the steps
 
 # ------------------------------------------------------------------------------------------- rates
 
-SCHEDULES = ("cosine", "held", "eased", "wsd", "linear", "cold")
+SCHEDULES = ("cosine", "held", "eased", "wsd", "annealed", "linear", "cold")
 EASED_START = 0.75  # where the average starts
 
 
@@ -53,10 +53,10 @@ def rate_factor(name: str, step: int, total: int) -> float:
     """Return the factor of the learning rate in a step.
 
     Every schedule but "cold" begins with a linear warm-up. A "held" rate stays at 1. "wsd" is the
-    same and decays linearly to 0 at the end. "linear" is the paper's: 1 for half of the run, then a
-    linear decay to 0.01. "eased" is the paper's schedule for averaging, for an average of the last
-    quarter: 1 at first, then a linear decay to half of the rate, which stays until the end.
-    "cold" is 1 from the first step on.
+    same and decays linearly to 0 at the end; it branches off a held rate, and "annealed" is a whole
+    run. "linear" is the paper's: 1 for half of the run, then a linear decay to 0.01. "eased" is the
+    paper's schedule for averaging, for an average of the last quarter: 1 at first, then a linear
+    decay to half of the rate, which stays until the end. "cold" is 1 from the first step on.
 
     Args:
         name: One of :data:`SCHEDULES`.
@@ -69,7 +69,7 @@ def rate_factor(name: str, step: int, total: int) -> float:
     warm = min(1.0, step / max(1.0, WARM_UP * total))
     if name == "cosine":
         return warm * (1 + math.cos(math.pi * progress)) / 2
-    if name == "wsd":
+    if name in ("wsd", "annealed"):
         return warm * min(1.0, (1 - progress) / WSD_TAIL)
     if name == "eased":
         return warm * schedule.linear_for_averaging(progress, EASED_START)

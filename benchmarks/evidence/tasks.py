@@ -95,12 +95,14 @@ ABLATION_CENTERS: dict[str, Center] = dict.fromkeys(VARIANTS, (1e-2, 0.3))
 
 # The strongest first: if time runs out, the first methods are complete.
 FIRST = ("adamw cosine", "schedule-free-adamw", "padamw held", "adamw held")
-STRONGEST = (*FIRST, "padamw eased", "gadamx-between", "muon held", "muon eased")
-WITH_ALL = (
+MUON = ("muon held", "muon eased", "muon cosine", "muon annealed")
+STRONGEST = (*FIRST, "padamw eased", "gadamx-between", *MUON)
+USUAL = (
     *STRONGEST,
-    *("sgd held", "sgd cosine", "adam-l2 held", "gpa cosine", "padamw cosine"),
-    *("gadam-lookahead held", "adamw linear", "schedule-free-sgd", "adamw eased", "gadam-between"),
+    *("sgd held", "sgd cosine", "padamw cosine"),
+    *("gadam-lookahead held", "adamw linear", "schedule-free-sgd"),
 )
+WITH_ALL = (*USUAL, "adam-l2 held", "gpa cosine", "adamw eased", "gadam-between")
 
 _FASHION = Data("fashion-mini", validation=1500, examples=4000, size=14, augment=False)
 _CIFAR = Data("cifar100n", validation=2000, examples=7_000, size=16, augment=False, pad=2)
@@ -160,7 +162,7 @@ _ALL = (
         "Fashion-MNIST (true labels)",
         IMAGE_CENTERS,
         0.45,
-        WITH_ALL,
+        USUAL,
         chance=10.0,
     ),
     Workload(
@@ -175,11 +177,11 @@ _ALL = (
         "Penn Treebank (transformer)",
         TEXT_CENTERS,
         0.75,
-        WITH_ALL,
+        (*USUAL, "gpa cosine"),
         chance=2000.0,
     ),
     # The best rates are far above the center, which was meant for transformers, too.
-    Workload(_PTB, "Penn Treebank (LSTM)", TEXT_CENTERS, 0.65, WITH_ALL, extra=12, chance=2000.0),
+    Workload(_PTB, "Penn Treebank (LSTM)", TEXT_CENTERS, 0.65, USUAL, extra=12, chance=2000.0),
     Workload(
         _images("cifar100-2k", replace(_CIFAR, name="cifar100", examples=4_000), 30, batch_size=64),
         "CIFAR-100 (over-parameterized)",

@@ -22,6 +22,7 @@ from benchmarks.evidence.tasks import Workload
 
 __all__ = [
     "AVERAGE",
+    "FOLLOWS",
     "Target",
     "best",
     "best_point",
@@ -36,6 +37,8 @@ __all__ = [
 AVERAGE = "average"  # the best of all averages of a run
 NEAR = 0.04  # of the best metric: how far behind another optimum may be to be explored
 Target = tuple[str, str]  # the schedule of a record and a point, tuned on their own
+# Grids that start at the best setting of a target along the held rate of the same base.
+FOLLOWS: dict[str, Target] = {"eased": ("held", AVERAGE), "annealed": ("wsd", OWN)}
 
 
 def targets(method: str) -> tuple[Target, ...]:
@@ -143,8 +146,8 @@ def pending(workload: Workload, records: list[Record]) -> list[Trial]:
     done = {record.trial for record in records}
     left = []
     for method in workload.methods:
-        held = method.replace(" eased", " held")
-        if held != method and not is_tuned(workload, held, records):
+        base, _, schedule = method.partition(" ")
+        if schedule in FOLLOWS and not is_tuned(workload, f"{base} held", records):
             continue
         tuning = _to_tune(workload, method, records)
         left += [Trial(workload.name, method, knobs, 0) for knobs in tuning]
@@ -172,7 +175,7 @@ def is_tuned(workload: Workload, method: str, records: list[Record]) -> bool:
 def center(workload: Workload, method: str, records: list[Record]) -> tuple[float, float]:
     """Return the learning rate and the weight decay in the middle of a method's first grid.
 
-    An eased rate starts where the held rate of the same base ended.
+    Schedules in :data:`FOLLOWS` start where the held rate of the same base ended.
 
     Args:
         workload: The task.
@@ -180,9 +183,10 @@ def center(workload: Workload, method: str, records: list[Record]) -> tuple[floa
         records: The records of the task.
     """
     base, _, schedule = method.partition(" ")
-    held = f"{base} held"
-    if schedule == "eased" and (found := best(records, held, ("held", AVERAGE), workload.mode)):
-        return found.lr, found.weight_decay
+    if schedule in FOLLOWS:
+        found = best(records, f"{base} held", FOLLOWS[schedule], workload.mode)
+        if found is not None:
+            return found.lr, found.weight_decay
     return workload.centers[base]
 
 
