@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from benchmarks.evidence.contenders import BASES
 from benchmarks.evidence.statistics import sign_test
 
 from gadam.runs.files import Document
@@ -207,6 +208,29 @@ def overview() -> str:
     return f"{table(header, rows, caption, left=4)}\n\n{_on_new_seeds()}".rstrip()
 
 
+def by_optimizer() -> str:
+    """Return the gain of the best average of each optimizer over its best decayed schedule."""
+    rows = []
+    for name in TASKS:
+        found = summary.task(name)
+        final = _final(found)
+        gains = {}
+        for base, chosen in found["champions by base"].items():
+            ours, decayed = final[chosen["average"]], final[chosen["decayed"]]
+            gains[base] = f"{_gain(found, ours, decayed)}, {summary.mean(ours)}"
+        if gains:
+            rows.append([found["title"], *(gains.get(base, "") for base in BASES)])
+    caption = (
+        "The best average of each optimizer minus its best decayed schedule, both chosen on "
+        "validation data, and the test metric of the average. Gains are in points of accuracy, or "
+        "in percent of the perplexity, with 95% intervals, paired by seed; positive favors the "
+        "average. Bold intervals exclude zero; they are not corrected for the number of "
+        "comparisons. Averages include those with an eased rate, interpolation, or Lookahead."
+    )
+    header = ["task", *BASES]
+    return table(header, rows, caption, left=len(header)) if rows else "No final runs yet."
+
+
 # What the best average is compared with, and its role in the confirmation.
 OPPONENTS = {"the best decayed schedule": "decayed", "the best other method": "rival"}
 
@@ -401,6 +425,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "evidence-answer": answer,
     "evidence-situations": situations,
     "evidence-overview": overview,
+    "evidence-by-optimizer": by_optimizer,
     "evidence-claims": claims,
     "evidence-confirmation": confirmation,
     **{f"evidence-{name}": partial(task, name) for name in TASKS},

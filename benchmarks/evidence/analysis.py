@@ -19,6 +19,7 @@ from benchmarks.evidence.contenders import (
     Contender,
     Reading,
     champions,
+    champions_by_base,
     read,
     value,
 )
@@ -124,6 +125,7 @@ def _task(workload: Workload, records: list[Record], readings: dict[str, Reading
         "missing methods": [method for method in workload.methods if method not in trained],
         "seeds": len(workload.seeds),
         "champions": champions(workload, readings),
+        "champions by base": champions_by_base(workload, readings),
         "rows": rows,
         "grids": _grids(workload, records),
     }

@@ -26,6 +26,7 @@ from benchmarks.evidence.contenders import (
     MUON,
     Reading,
     champions,
+    champions_by_base,
     value,
 )
 from benchmarks.evidence.harness import OWN, Record
@@ -261,6 +262,7 @@ def _duels(evidence: Evidence) -> list[Claim]:
         for second in opponents
         for first in averages
     ]
+    claims.append(_best_of_each_base(evidence))
     for text, compared in pairs.items():
         claim = Claim(text)
         for task in evidence.workloads:
@@ -282,6 +284,17 @@ def _best_against(evidence: Evidence, text: str, average: str, opponent: str) ->
         first, second = chosen[average], chosen[opponent]
         a, b = evidence.oriented(task, first), evidence.oriented(task, second)
         claim.comparisons += _tested(task, f"{first} − {second}", a, b)
+    return claim
+
+
+def _best_of_each_base(evidence: Evidence) -> Claim:
+    """Compare what a user who keeps the optimizer would choose on validation data."""
+    claim = Claim("The best average of each optimizer beats its best decayed schedule.")
+    for task, workload in evidence.workloads.items():
+        for chosen in champions_by_base(workload, evidence.readings.get(task, {})).values():
+            first, second = chosen["average"], chosen["decayed"]
+            a, b = evidence.oriented(task, first), evidence.oriented(task, second)
+            claim.comparisons += _tested(task, f"{first} − {second}", a, b)
     return claim
 
 

@@ -14,6 +14,7 @@ from benchmarks.evidence.tasks import Workload
 from benchmarks.evidence.tuning import AVERAGE, Target
 
 __all__ = [
+    "BASES",
     "CHAMPIONS",
     "CONTENDERS",
     "EASED",
@@ -24,6 +25,7 @@ __all__ = [
     "Contender",
     "Reading",
     "champions",
+    "champions_by_base",
     "read",
     "value",
 ]
@@ -31,6 +33,13 @@ __all__ = [
 GADAM, GADAMX, MUON = "Gadam", "GadamX", "Muon, average"
 INTERPOLATED = ("Gadam, interpolated", "GadamX, interpolated")
 EASED = ("Gadam, eased rate", "GadamX, eased rate", "Muon, average, eased rate")
+# The optimizers that a reader may have, and the bases whose iterates are theirs.
+BASES = {
+    "SGD": ("sgd",),
+    "AdamW": ("adamw", "gadam-lookahead", "gadam-between"),
+    "PadamW": ("padamw", "gadamx-between"),
+    "Muon": ("muon",),
+}
 Family = Literal["average", "decayed", "other"]
 
 
@@ -229,6 +238,32 @@ def champions(workload: Workload, readings: Mapping[str, Reading]) -> dict[str, 
     return {
         role: choose(labels, key=final.__getitem__) for role, labels in candidates.items() if labels
     }
+
+
+def champions_by_base(
+    workload: Workload, readings: Mapping[str, Reading]
+) -> dict[str, dict[str, str]]:
+    """Return the :func:`champions` among the methods of each optimizer.
+
+    Args:
+        workload: The task.
+        readings: What the records say about its contenders.
+
+    Returns:
+        Labels by the name of an optimizer and the role. One without both an average and a decayed
+        rate is left out.
+    """
+    found = {}
+    for base, members in BASES.items():
+        own = {
+            label: reading
+            for label, reading in readings.items()
+            if CONTENDERS[label].method.split()[0] in members
+        }
+        chosen = champions(workload, own)
+        if {"average", "decayed"} <= chosen.keys():
+            found[base] = chosen
+    return found
 
 
 def _only_watches(label: str) -> bool:

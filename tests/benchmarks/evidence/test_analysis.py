@@ -206,6 +206,26 @@ def test_champions_are_chosen_on_validation_data(tasks: dict[str, Workload]) -> 
         assert test["what"] == f"GadamX − {other}"
 
 
+def test_champions_of_each_optimizer(summary: dict[str, Any]) -> None:
+    assert summary["tasks"]["fashion-noisy"]["champions by base"] == {
+        "AdamW": {
+            "average": "Gadam",
+            "held": "Gadam",
+            "decayed": "AdamW, WSD",
+            "rival": "AdamW, cosine, average",
+        },
+        "PadamW": {
+            "average": "GadamX",
+            "held": "GadamX",
+            "decayed": "PadamW, WSD",
+            "rival": "PadamW, WSD",
+        },
+    }
+    tests = claim(summary, "best average of each optimizer")["comparisons"]
+    assert [one["what"] for one in tests] == ["Gadam − AdamW, WSD", "GadamX − PadamW, WSD"]
+    assert [one["mean"] for one in tests] == pytest.approx([82.2 - 80, 84.2 - 81.5])
+
+
 def test_champions_have_all_final_seeds(tasks: dict[str, Workload]) -> None:
     workload = tasks["fashion-noisy"]
     short = [
@@ -225,7 +245,9 @@ def test_champions_have_all_final_seeds(tasks: dict[str, Workload]) -> None:
         *((label, "average") for label in ("Gadam", "GadamX, eased rate", "SWA", "Muon, average")),
         *((label, "average") for label in ("GadamX, interpolated", "LAWA", "Gadam, last half")),
         *((label, "decayed") for label in ("AdamW, cosine", "Muon, WSD", "AdamW, linear")),
+        *((label, "average") for label in ("Muon, average, eased rate", "Gadam + Lookahead")),
         *((label, "other") for label in ("SGD, cosine, average", "Schedule-Free SGD")),
+        *((label, "other") for label in ("Muon, cosine, average", "Muon, WSD, average")),
         ("GPA-AdamW, cosine", "other"),
     ],
 )
@@ -498,6 +520,10 @@ def test_the_page_says_what_the_summary_says(
     assert "| last 25% | -2.20 | -2.20 |  | -2.20 |" in page["evidence-averages-held"]
     # The last quarter of AdamW is one point ahead of a cosine.
     assert "| **+1.0** (+1.0 to +1.0) | GadamX |" in page["evidence-overview"]
+    gains = (
+        "|  | **+2.2** (+2.2 to +2.2), 81.20 ± 1.92 | **+2.7** (+2.7 to +2.7), 83.20 ± 1.92 |  |"
+    )
+    assert gains in page["evidence-by-optimizer"]
     assert "all choices made before" not in page["evidence-overview"]
     assert page["evidence-confirmation"] == "No runs yet."
 
@@ -554,7 +580,7 @@ def test_the_page_without_any_runs(
     page = tables(analysis.summarize(lambda _: [], COSTS))
     assert page["evidence-fashion-noisy"] == "No runs yet."
     assert page["evidence-overview"] == "No task has final results yet."
-    for name in ("situations", "averages-held", "equal-time"):
+    for name in ("situations", "by-optimizer", "averages-held", "equal-time"):
         assert page[f"evidence-{name}"] == "No final runs yet."
     assert page["evidence-grids"] == page["evidence-untuned"] == "No complete grids yet."
 

@@ -136,6 +136,10 @@ def test_the_branch_of_a_held_run_equals_a_run_of_its_own() -> None:
     assert branch.seconds.keys() == own.seconds.keys()
     assert held.validation[OWN][:3] == branch.validation[OWN][:3]
     assert held.validation[OWN][3] != branch.validation[OWN][3]
+    (annealed,) = run("adamw annealed")  # the same with averages
+    assert annealed.validation[OWN] == branch.validation[OWN]
+    assert annealed.test[OWN] == branch.test[OWN]
+    assert {"half", "ema 5%"} <= annealed.test.keys()
 
 
 @pytest.mark.usefixtures("few_evaluations")

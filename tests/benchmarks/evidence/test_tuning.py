@@ -59,16 +59,18 @@ def test_first_the_grid() -> None:
     assert {trial.seed for trial in trials} == {0}
 
 
-def test_an_eased_rate_starts_where_the_held_rate_ended() -> None:
-    task = workload("adamw eased", "adamw held")
+@pytest.mark.parametrize("schedule", ["eased", "annealed"])
+def test_these_schedules_start_where_the_held_rate_ended(schedule: str) -> None:
+    method = f"adamw {schedule}"
+    task = workload(method, "adamw held")
     assert {trial.method for trial in pending(task, [])} == {"adamw held"}
     lr, decay = task.centers["adamw"]
     peak = Knobs(level(lr, 2), level(decay, -1))
     records = run_all(task, peak)
-    eased = [record.trial for record in records if record.trial.method == "adamw eased"]
-    assert eased[0] == Trial(task.name, "adamw eased", peak, 0)
-    assert [trial.seed for trial in eased] == [0] * 9 + [*task.seeds]
-    assert {trial.knobs for trial in eased if trial.seed} == {peak}
+    followed = [record.trial for record in records if record.trial.method == method]
+    assert followed[0] == Trial(task.name, method, peak, 0)
+    assert [trial.seed for trial in followed] == [0] * 9 + [*task.seeds]
+    assert {trial.knobs for trial in followed if trial.seed} == {peak}
 
 
 @pytest.mark.parametrize("method", ["adamw cosine", "adamw held", "schedule-free-adamw"])
