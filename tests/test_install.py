@@ -155,7 +155,7 @@ def test_the_compiled_wheel_is_small_stripped_and_manylinux(sdist, tmp_path):
     wheel = build(source, "wheel", GADAM_REQUIRE_KERNEL="1")
     with zipfile.ZipFile(wheel) as archive:
         kernel = archive.read("gadam/_kernel.so")
-    assert len(kernel) < 2e6
+    assert len(kernel) < 3e6  # of 360 variants
     for name in (b".debug_info", b".symtab", b"libgomp", b"libpython"):
         assert name not in kernel, name
     command = (sys.executable, "-m", "auditwheel", "repair", "--wheel-dir", tmp_path / "out", wheel)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from numbers import Real
 from typing import Any
 
 from torch.optim import Optimizer
@@ -111,6 +112,8 @@ def frozen_linear(t: float, total: float, freeze: float, final: float = 0.01) ->
 
 def _check_positive(**values: float) -> None:
     for name, value in values.items():
+        if not isinstance(value, Real):
+            raise TypeError(f"Invalid {name}: {value!r}. {name} must be a number.")
         if not value > 0:
             raise ValueError(f"Invalid {name}: {value}. {name} must be positive.")
 

@@ -254,3 +254,47 @@ def test_parameters_that_were_frozen_may_be_trainable_when_they_are_loaded(kind)
     train(optimizer, params, 2, first=7)
     train(other, others, 2, first=7)
     same(other.state_dict(), optimizer.state_dict())
+
+
+class LooksUpAgain(torch.optim.AdamW):
+    """Reads each entry of a loaded state dict in its state, as pytorch_optimizer's base does."""
+
+    def load_state_dict(self, state_dict):
+        super().load_state_dict(state_dict)
+        for group, saved in zip(self.param_groups, state_dict["param_groups"]):
+            for p, i in zip(group["params"], saved["params"]):
+                if i in state_dict["state"]:
+                    self.state[p] = {key: self.state[p][key] for key in state_dict["state"][i]}
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_optimizers_that_look_up_what_they_have_loaded(steps):
+    def build():
+        params = parameters()
+        several = [LooksUpAgain(params[:2], lr=0.05), torch.optim.AdamW(params[2:], lr=0.05)]
+        plan = gadam.Averaging(start=3, weighting=gadam.Window(2))
+        return params, several, gadam.IterateAverage(several, plan)
+
+    def advance(params, several, steps):
+        for step in steps:
+            set_gradients(params, step)
+            for optimizer in several:
+                optimizer.step()
+
+    params, several, average = build()
+    advance(params, several, range(steps))
+    saved = copy.deepcopy([optimizer.state_dict() for optimizer in several])
+    others, resumed, continued = build()
+    for p, other in zip(params, others):
+        other.data.copy_(p.data)
+    for optimizer, state in zip(resumed, saved):
+        optimizer.load_state_dict(state)
+    for arguments in ((params, several), (others, resumed)):
+        advance(*arguments, range(steps, 6))
+    assert continued.count == 4
+    same(continued.state_dict(), average.state_dict())
+    for optimizer in resumed:
+        assert all(
+            state.keys() <= {"step", "exp_avg", "exp_avg_sq"} for state in optimizer.state.values()
+        )
+        same(optimizer.state_dict(), several[resumed.index(optimizer)].state_dict())

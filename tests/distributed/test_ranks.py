@@ -355,6 +355,20 @@ def torchrun(arguments: list[str], log: Path, *options: str) -> subprocess.Popen
         )
 
 
+def test_a_rank_that_lost_another_one_reports_before_it_exits():
+    """torchrun sends SIGTERM to the ranks that are left."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(distributed.LostRank), distributed.Preemption():
+            raise distributed.LostRank("Another process of this run died.")
+        os.kill(os.getpid(), signal.SIGTERM)  # would end this process
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    with pytest.raises(ValueError, match="another error"), distributed.Preemption():
+        raise ValueError("another error")
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="it looks for ranks in /proc")
 def test_torchrun_restarts_a_killed_rank_and_forwards_sigterm(tmp_path):

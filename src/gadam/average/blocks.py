@@ -24,6 +24,7 @@ from gadam.average.attached import attached, free_prefix
 from gadam.average.block_contents import BlockError, Contents, real
 from gadam.average.block_files import Block, BlockFolder, Manifest, blocks_from, pair_to_merge
 from gadam.average.block_windows import BlockWindows
+from gadam.average.joint import check_disjoint
 from gadam.average.loading import Loader
 from gadam.average.offload import record_events
 from gadam.average.plan import Averaging
@@ -139,6 +140,7 @@ class BlockAverages(BlockWindows):
         self.optimizers = [unwrapped(one) for one in several]
         if not self.optimizers:
             raise ValueError("BlockAverages needs at least one optimizer.")
+        check_disjoint(self.optimizers)
         every, max_blocks, stride = int(every), int(max_blocks), int(stride)
         self.every, self.max_blocks, self.stride = every, max_blocks, stride
         self._raw = {}

@@ -22,12 +22,18 @@ from gadam.average.attached import (
     iterate_of,
 )
 from gadam.average.health import Health, measure
+from gadam.average.joint import check_disjoint
 from gadam.average.loading import Loader
 from gadam.average.plan import Averaging, Trigger
 from gadam.average.progress import Phase, Progress
 from gadam.average.sampling import Sampler
 from gadam.average.state import State
-from gadam.average.store import BesideOptimizer, InOptimizer, Store, params_of
+from gadam.average.store import (
+    BesideOptimizer,
+    InOptimizer,
+    Store,
+    calls_state_dict_hooks,
+)
 from gadam.average.swap import applied_weights, copied_state_dict, swapped
 from gadam.average.wrappers import is_partitioned, unwrapped
 
@@ -140,9 +146,13 @@ class IterateAverage:
     ) -> None:
         if not optimizers:
             raise ValueError("IterateAverage needs at least one optimizer.")
-        if len(set(map(id, params_of(*optimizers)))) < len(params_of(*optimizers)):
-            raise ValueError("A parameter belongs to more than one of the optimizers.")
+        check_disjoint(optimizers)
         averaging = averaging if averaging is not None else Averaging()
+        if isinstance(averaging, Optimizer):
+            raise TypeError(
+                f"averaging must be a gadam.Averaging, got {type(averaging).__name__}. Pass "
+                "several optimizers as a list: IterateAverage([first, second], averaging)."
+            )
         if not isinstance(averaging, Averaging):
             raise TypeError(
                 f"averaging must be a gadam.Averaging, got {averaging!r}. Pass a plan, such as "
@@ -151,19 +161,34 @@ class IterateAverage:
         if averaging.interpolation and len(optimizers) > 1:
             raise ValueError(
                 "interpolation needs a single optimizer, because the weights of one step must be "
-                f"the iterate of all of them. Got {len(optimizers)} optimizers."
+                f"the iterate of all of them. Got {len(optimizers)} optimizers. Use one optimizer "
+                "class for all parameters, or a plan without interpolation."
             )
         if averaging.interpolation and any(
             one.averaging.interpolation for one in attached(optimizers[0]).averages
         ):
             raise ValueError("Another average of the optimizer has interpolation already.")
         self._attach(optimizers, averaging, built_in)
+        if not built_in:
+            self._warn_if_not_saved()
         if self._loader.arrive() is None:
             self._loader.continue_from_the_optimizers_steps()
             # Allocate now, not at the first step: a distributed checkpoint restores only existing
             # keys. In the optimizer's own state, a buffer would stop that from being initialized.
             if not built_in and averaging.start is not None:
                 self._state.allocate()
+
+    def _warn_if_not_saved(self) -> None:
+        """Warn about optimizers whose state dicts would not have the average."""
+        for optimizer in self.optimizers:
+            if not calls_state_dict_hooks(optimizer):
+                self._state.warn_once(
+                    f"{type(optimizer).__name__}.state_dict() does not call torch's hooks, so its "
+                    "checkpoints would not have the average. Average the optimizers inside it "
+                    "instead, IterateAverage([first, second], averaging), or save "
+                    "average.state_dict(), too.",
+                    5,
+                )
 
     def _attach(
         self,
@@ -462,12 +487,13 @@ class IterateAverage:
     def _swapped(
         self, model: nn.Module | None, batchnorm: BatchNorm
     ) -> AbstractContextManager[Callable[[], None]]:
-        self._refuse_partition()
+        self._refuse_parts()
         params = self._averaged() if self.count else []
         return applied_weights(self, self.optimizers, model, params, self._value, batchnorm)
 
-    def _refuse_partition(self) -> None:
+    def _refuse_parts(self) -> None:
         """Raise if this process has the average of only a part of the model."""
+        self._loader.parts.check()
         if self._is_partitioned:
             raise RuntimeError(
                 "Each process of a ZeroRedundancyOptimizer averages only its own part of the "
@@ -502,7 +528,7 @@ class IterateAverage:
 
     def _averages(self) -> dict[Tensor, Callable[[], Tensor]]:
         """Return functions that return the values of the averaged parameters, one at a time."""
-        self._refuse_partition()
+        self._refuse_parts()
         params = self._averaged() if self.count else []
         return {p: partial(self._value, p) for p in params}
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gadam._dtensor import local, new_like
+from gadam.average.joint import LoadedParts
 from gadam.average.plan import Plateau, same_trigger, same_weighting
 from gadam.average.progress import Progress
 from gadam.average.state import State
@@ -30,10 +31,14 @@ class Loader:
 
     Args:
         state: The average's buffers and progress.
+
+    Attributes:
+        parts: What was loaded with each of several optimizers.
     """
 
     def __init__(self, state: State) -> None:
         self.state = state
+        self.parts = LoadedParts(state.optimizers)
 
     @property
     def progress(self) -> Progress:
@@ -109,6 +114,7 @@ class Loader:
         saved = {params[index]: state[i] for i, index in indices.items()}
         prepared = self._prepare(progress, saved)
         self.install(progress, prepared, any(saved.values()), params)
+        self.parts.clear()
 
     def load_averaged_model(self, state_dict: Mapping[str, Any], model: nn.Module) -> None:
         """Install the average of a ``torch.optim.swa_utils.AveragedModel``.
@@ -156,6 +162,7 @@ class Loader:
             for p, iterate in iterates.items():
                 local(p).detach().copy_(iterate)
         self.install(progress, prepared, True, self.state.params())
+        self.parts.clear()
 
     def take_from(
         self, state_dict: dict[str, Any], others: Sequence[Store]
@@ -191,10 +198,10 @@ class Loader:
             saved: The saved average.
         """
         self._check_others(saved.others)
-        in_place = (
-            self.state.store.restored_in_place()
-        )  # read it in any case: it is good for one load
+        # Read it in any case: it is good for one load.
+        in_place = self.state.store.restored_in_place(optimizer)
         params = params_of(optimizer)
+        has_state = bool(state_dict["state"])
         if saved.progress is not None:
             progress = self._unpack(saved.progress)
         elif saved.slots:
@@ -205,9 +212,9 @@ class Loader:
         elif in_place is not None:
             progress = self._unpack(in_place)
             slots = {p: self.state.store.slots(p) for p in params}
-            return lambda: self.install(progress, slots, True, params)
+            return lambda: self._install_part(optimizer, progress, slots, True)
         else:
-            return lambda: self._start_empty(bool(state_dict["state"]))
+            return lambda: self._start_empty(optimizer, has_state)
         # If the parameters do not match, torch's own check has the better error message.
         matches = len(params) == sum(len(group["params"]) for group in state_dict["param_groups"])
         absent = [p for p in saved.bare if p.requires_grad]
@@ -215,7 +222,21 @@ class Loader:
             index = next(i for i, p in enumerate(params) if p is absent[0])
             raise ValueError(_missing(f"parameter {index}"))
         prepared = self._prepare(progress, saved.slots) if matches else {}
-        return lambda: self.install(progress, prepared, bool(saved.slots), params)
+        return lambda: self._install_part(optimizer, progress, prepared, bool(saved.slots))
+
+    def _install_part(
+        self,
+        optimizer: Optimizer,
+        progress: Progress,
+        prepared: dict[Tensor, dict[str, Tensor]],
+        allocate: bool,
+    ) -> None:
+        """Replace an optimizer's part of the average."""
+        now = self.state.tracker.progress
+        is_same = (now.steps, now.count) == (progress.steps, progress.count)
+        self.install(progress, prepared, allocate, params_of(optimizer))
+        if not is_same or self.parts.has_samples:  # wrappers load what they have just saved
+            self.parts.note(optimizer, progress, True)
 
     def _check_others(self, others: Collection[str]) -> None:
         """Warn about averages that the optimizer does not have, or refuse to drop one.
@@ -238,8 +259,11 @@ class Loader:
                 8,
             )
 
-    def _start_empty(self, has_state: bool) -> None:
+    def _start_empty(self, optimizer: Optimizer, has_state: bool) -> None:
         """Reset the average after a checkpoint without one was loaded."""
+        self.parts.note(optimizer, None, has_state)
+        if self.parts.has_samples:  # this is one of several optimizers
+            return
         steps = self.state.tracker.clock.get()[1] if not self.state.built_in else 0
         self.install(
             replace(self.state.initial_progress, steps=int(steps)), {}, False, self.state.params()
@@ -288,6 +312,13 @@ class Loader:
             raise ValueError(
                 f"The saved average has another weighting than {plan.weighting!r}. Use the "
                 "weighting that the average was saved with."
+            )
+        if progress.count and plan.first_step is not None and progress.first < plan.first_step:
+            self.state.warn_once(
+                f"The saved average has samples from step {progress.first} on, before the plan's "
+                f"start at step {plan.first_step}. If the optimizer has several averages, attach "
+                "them in the order in which they were attached when the checkpoint was saved.",
+                8,
             )
         initial = self.state.initial_progress.memory
         if progress.memory and initial:

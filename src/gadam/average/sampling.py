@@ -7,7 +7,8 @@ averages of the optimizer, through :mod:`gadam.average.attached`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from operator import is_
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ from gadam.average.attached import (
     samplers_of,
 )
 from gadam.average.fold import Fold
+from gadam.average.joint import JointStep, Part
 from gadam.average.loading import Loader
 from gadam.average.point import GradientPoint, real, with_closure
 from gadam.average.state import State
@@ -60,10 +62,8 @@ class Sampler:
         self.folds: list[Fold] = []
         self.after_global_hooks = False
         self.on_step: Callable[[], None] = _do_nothing
-        self._stepped: set[int] = set()  # ids of the optimizers that have stepped
-        self._trained = False  # whether one of them had a gradient
-        self._had_gradient = False  # whether the current one did, before the step or in its closure
-        self._rejected: Tensor | None = None  # GradScaler's verdict on their steps
+        self._joint = JointStep(state.optimizers)
+        self._had_gradient = False  # before the step or in its closure
         self._foldable = False
         self.is_edited = False
         self._handles: list[RemovableHandle] = []
@@ -125,6 +125,7 @@ class Sampler:
                 "`with average.applied():` block first."
             )
         self._loader.arrive()
+        self._loader.parts.check()
         attached(optimizer).finite = None
         _forget_verdict(optimizer)
         self.is_edited = self._move_hooks_to_the_end(optimizer)
@@ -229,21 +230,18 @@ class Sampler:
         # A distributed checkpoint steps an optimizer without state, such as plain SGD, every time.
         if (first or not optimizer.state) and is_dry_run(optimizer):
             return
-        found_inf: Tensor | None = getattr(optimizer, "found_inf", None)
-        if found_inf is not None and self._rejected is not None:
-            found_inf = torch.maximum(found_inf, self._rejected.to(found_inf.device))
-        self._trained = self._trained or self._had_gradient or _has_gradient(optimizer)
+        trained = self._had_gradient or _has_gradient(optimizer)
         self._had_gradient = False
-        if len(self.state.optimizers) > 1:
-            self._stepped.add(id(optimizer))
-            self._rejected = found_inf if found_inf is not None else self._rejected
-            if len(self._stepped) < len(self.state.optimizers):
-                return
-            found_inf = self._rejected
-        trained = self._trained
-        self._stepped, self._trained, self._rejected = set(), False, None
-        if not trained:
+        step = self._joint.add(optimizer, Part(trained, getattr(optimizer, "found_inf", None)))
+        if step is None or not step.trained:
             return
+        # Others may have moved their weights away from the iterate when they stepped.
+        with self._at_iterate([one for one in self.state.optimizers if one is not optimizer]):
+            self._advance(step.found_inf)
+
+    def _advance(self, found_inf: Tensor | None) -> None:
+        """Count a step of all optimizers, and sample the weights if a sample is due."""
+        clock = self.state.tracker.clock
         if found_inf is not None and not _torch.is_on_host(found_inf):
             self._count_on_device(found_inf)
             self.on_step()
@@ -294,19 +292,26 @@ class Sampler:
     def sample_now(self) -> bool:
         """Sample the current weights, and return whether they are finite and entered."""
         self._loader.arrive()
+        self._loader.parts.check()
         self.state.allocate()
         params = self.state.averaged()
-        points = [sampler.point for sampler in interpolating(self.state.optimizers)]
+        with self._at_iterate(self.state.optimizers):
+            finite = all_finite(params)
+            if finite:
+                self._sample(params)
+            else:
+                self._skip()
+        return finite
+
+    @contextmanager
+    def _at_iterate(self, optimizers: Sequence[Optimizer]) -> Iterator[None]:
+        """Move the weights of optimizers that interpolate to the iterate for a block."""
+        points = [sampler.point for sampler in interpolating(optimizers)]
         for point in points:
-            point.to_iterate(params)
-        finite = all_finite(params)
-        if finite:
-            self._sample(params)
-        else:
-            self._skip()
+            point.to_iterate(self.state.averaged())
+        yield
         for point in points:
             point.leave_iterate()
-        return finite
 
     def _take_sample(self, due: Tensor | None = None, accepted: Tensor | None = None) -> None:
         """Sample the weights after a step.

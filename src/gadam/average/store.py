@@ -18,9 +18,17 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from gadam import _torch
+from gadam.average.joint import position
 from gadam.average.progress import Progress, is_live
 
-__all__ = ["BesideOptimizer", "InOptimizer", "Saved", "Store", "params_of"]
+__all__ = [
+    "BesideOptimizer",
+    "InOptimizer",
+    "Saved",
+    "Store",
+    "calls_state_dict_hooks",
+    "params_of",
+]
 
 Slots = dict[str, Tensor]
 StateDict = dict[str, Any]
@@ -59,8 +67,8 @@ class Store(ABC):
         self._entry = re.compile(re.escape(prefix) + _ENTRY)
         self.is_closed = False
         self._handles: list[RemovableHandle] = []
-        # The progress in the last state dict, its numbers, and its version.
-        self._exported: tuple[Tensor, list[float], list[int] | None] | None = None
+        # The progress in the last state dict of each optimizer, its numbers, and its version.
+        self._exported: dict[int, tuple[Tensor, list[float], list[int] | None]] = {}
 
     @property
     def progress_key(self) -> str:
@@ -162,7 +170,8 @@ class Store(ABC):
         if not carriers or self.is_closed:
             return state_dict
         packed = progress.pack(carriers[0].device)
-        self._exported = packed, packed.tolist(), _torch.versions([packed])
+        exported = packed, packed.tolist(), _torch.versions([packed])
+        self._exported[position(self.optimizers, optimizer)] = exported
         states = dict(state_dict["state"])
         ids = [i for group in state_dict["param_groups"] for i in group["params"]]
         chosen = set(carriers)
@@ -230,14 +239,17 @@ class Store(ABC):
                 saved.bare.append(param_of[i])
         return {**state_dict, "state": states}, saved
 
-    def restored_in_place(self) -> Tensor | None:
+    def restored_in_place(self, optimizer: Optimizer) -> Tensor | None:
         """Return the progress that a checkpoint has written into the last state dict, if any.
 
         A flattened distributed checkpoint restores the tensors of a state dict in place, and then
         passes on only those entries that ``optimizer.state`` has. The next load needs another state
         dict.
+
+        Args:
+            optimizer: The optimizer of the state dict.
         """
-        exported, self._exported = self._exported, None
+        exported = self._exported.pop(position(self.optimizers, optimizer), None)
         if exported is None:
             return None
         packed, numbers, version = exported
@@ -344,13 +356,20 @@ class BesideOptimizer(Store):
         super().__init__(optimizers, prefix)
         self._table: dict[Tensor, Slots] = {}
         self._install: dict[int, Callable[[], None]] = {}
+        self._lent: list[Optimizer] = []
 
         def save(optimizer: Optimizer, state_dict: StateDict) -> StateDict:
             return self.insert(optimizer, state_dict, progress())
 
         def take(optimizer: Optimizer, state_dict: StateDict) -> StateDict:
             rest, saved = self.extract(optimizer, state_dict, others(optimizer))
-            self._install[id(optimizer)] = load(optimizer, rest, saved)
+            restore = load(optimizer, rest, saved)
+
+            def install_saved() -> None:
+                restore()
+                self._lend(optimizer, saved)
+
+            self._install[id(optimizer)] = install_saved
             return rest
 
         def install(optimizer: Optimizer) -> None:
@@ -376,8 +395,22 @@ class BesideOptimizer(Store):
             create: Show it in parameters that have no state yet, too.
         """
 
+    def _lend(self, optimizer: Optimizer, saved: Saved) -> None:
+        """Show what was loaded in ``optimizer.state``, until someone reads the average.
+
+        The optimizers of pytorch_optimizer look up each entry of the state dict there once more.
+        """
+        if type(optimizer).load_state_dict is Optimizer.load_state_dict or saved.progress is None:
+            return
+        for p in (*saved.slots, *saved.bare):
+            entries = {**saved.slots.get(p, {}), self.progress_key: saved.progress}
+            optimizer.state[p] = {**entries, **optimizer.state.get(p, {})}
+        self._lent.append(optimizer)
+
     def arrived(self) -> Saved | None:
         """Return state that was written to ``optimizer.state`` directly, and remove it there."""
+        while self._lent:
+            _taken_out(self._lent.pop(), self)
         result: Saved | None = None
         for optimizer in () if self.is_closed else self.optimizers:
             found = _find_progress(optimizer, self.progress_key)
@@ -430,6 +463,25 @@ def _find_progress(optimizer: Optimizer, key: str) -> Tensor | None:
             if p.requires_grad:
                 return None
     return None
+
+
+def calls_state_dict_hooks(optimizer: Optimizer) -> bool:
+    """Return False if an optimizer has a ``state_dict()`` of its own without torch's hooks.
+
+    Args:
+        optimizer: The optimizer.
+    """
+    if type(optimizer).state_dict is Optimizer.state_dict:
+        return True
+    called = []
+    handle = optimizer.register_state_dict_pre_hook(lambda _: called.append(True))
+    try:
+        optimizer.state_dict()
+    except Exception:
+        return True  # it needs something else first: nothing is known
+    finally:
+        handle.remove()
+    return bool(called)
 
 
 def params_of(*optimizers: Optimizer) -> list[Tensor]:

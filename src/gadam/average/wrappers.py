@@ -40,7 +40,10 @@ def unwrapped(optimizer: object) -> Optimizer:
     while (name := _attribute(inner)) is not None:
         inner = getattr(inner, name)
     if not isinstance(inner, Optimizer):
-        raise TypeError(f"IterateAverage needs a torch optimizer, not {type(optimizer).__name__}.")
+        raise TypeError(
+            f"IterateAverage needs a torch optimizer, not {type(optimizer).__name__}. Pass an "
+            "optimizer, or a list of optimizers."
+        )
     return inner
 
 

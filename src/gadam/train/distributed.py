@@ -456,6 +456,9 @@ class Preemption:
     def _note(self, number: int, *_: object) -> None:
         self._received = number
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and issubclass(kind, LostRank):
+            # torchrun sends SIGTERM to the ranks that are left. Let them report and exit first.
+            self._before.pop(signal.SIGTERM, None)
         for number, handler in self._before.items():
             signal.signal(number, handler)
