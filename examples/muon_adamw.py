@@ -1,4 +1,4 @@
-"""Two optimizers, one average: Muon for the matrices, AdamW for everything else.
+"""Two optimizers, one average: Muon for the hidden matrices, AdamW for everything else.
 
 Run: python examples/muon_adamw.py
 """
@@ -18,11 +18,15 @@ train = torch.utils.data.TensorDataset(inputs[:2000], noisy)
 loader = torch.utils.data.DataLoader(train, batch_size=50, shuffle=True)
 
 EPOCHS = 15
-model = nn.Sequential(nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 1))
-matrices = [p for p in model.parameters() if p.ndim == 2]
-others = [p for p in model.parameters() if p.ndim != 2]
-muon = torch.optim.Muon(matrices, lr=0.02, weight_decay=0.1)
-adamw = torch.optim.AdamW(others, lr=0.01)
+LR, WEIGHT_DECAY = 0.003, 0.1
+model = nn.Sequential(nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1))
+# Embeddings, the last layer, and vectors go to AdamW.
+outside = {id(p) for p in model[-1].parameters()}
+hidden = [p for p in model.parameters() if p.ndim == 2 and id(p) not in outside]
+others = [p for p in model.parameters() if p.ndim != 2 or id(p) in outside]
+# Updates as large as AdamW's: both share a learning rate.
+muon = torch.optim.Muon(hidden, LR, WEIGHT_DECAY, adjust_lr_fn="match_rms_adamw")
+adamw = torch.optim.AdamW(others, LR, weight_decay=WEIGHT_DECAY)
 # A sample is taken when both have stepped, so it is one point of the whole model.
 average = gadam.IterateAverage([muon, adamw], gadam.Averaging.for_budget(EPOCHS * len(loader)))
 
