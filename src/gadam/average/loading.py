@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gadam._dtensor import local, new_like
+from gadam.average.attached import samplers_of
 from gadam.average.joint import LoadedParts
 from gadam.average.plan import Plateau, same_trigger, same_weighting
 from gadam.average.progress import Progress
@@ -313,11 +314,13 @@ class Loader:
                 f"The saved average has another weighting than {plan.weighting!r}. Use the "
                 "weighting that the average was saved with."
             )
-        if progress.count and plan.first_step is not None and progress.first < plan.first_step:
+        is_one_of_several = len(samplers_of(self.state.optimizers[0])) > 1
+        is_earlier = plan.first_step is not None and 0 < progress.first < plan.first_step
+        if is_one_of_several and is_earlier:
             self.state.warn_once(
                 f"The saved average has samples from step {progress.first} on, before the plan's "
-                f"start at step {plan.first_step}. If the optimizer has several averages, attach "
-                "them in the order in which they were attached when the checkpoint was saved.",
+                f"start at step {plan.first_step}. Attach several averages in the order in which "
+                "they were attached when the checkpoint was saved.",
                 8,
             )
         initial = self.state.initial_progress.memory
