@@ -85,17 +85,19 @@ def _confirmed_gain(name: str, one: Document) -> str:
 
 def _ahead_of(best_average: str) -> str:
     """Return the sentence that names the tasks where another method is significantly ahead."""
-    lost = [_title(name) for name in TASKS if _is_behind(name)]
+    lost = [f"{label} on {_title(name)}" for name in TASKS if (label := _leader(name)) is not None]
     if lost:
-        return f"Another method is significantly ahead of {best_average} on {_and(lost)}."
+        return f"Significantly ahead of {best_average} are {_and(lost)}."
     return f"No other method is significantly ahead of {best_average} on any task."
 
 
-def _is_behind(name: str) -> bool:
+def _leader(name: str) -> str | None:
+    """Return the other method that is significantly ahead of the best average, if there is one."""
     ours, rival = _best_average(name), summary.champion(summary.task(name), "rival")
     if ours is None or rival is None:
-        return False
-    return bool(rival["differences"][ours["label"]]["interval"][0] > 0)
+        return None
+    is_ahead = rival["differences"][ours["label"]]["interval"][0] > 0
+    return str(rival["label"]) if is_ahead else None
 
 
 def _best_average(name: str) -> Document | None:

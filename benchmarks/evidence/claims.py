@@ -253,6 +253,7 @@ def _duels(evidence: Evidence) -> list[Claim]:
             (GADAM, "GPA-AdamW, cosine"),
             (GADAMX, "GPA-AdamW, cosine"),
         ],
+        "Lookahead before the average starts improves Gadam.": [("Gadam + Lookahead", GADAM)],
         "Averaging needs decoupled weight decay.": [(GADAM, "Adam with L2, average")],
     }
     opponents = {"the best decayed schedule": "decayed", "the best other method": "rival"}

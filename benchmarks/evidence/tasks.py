@@ -97,11 +97,10 @@ ABLATION_CENTERS: dict[str, Center] = dict.fromkeys(VARIANTS, (1e-2, 0.3))
 FIRST = ("adamw cosine", "schedule-free-adamw", "padamw held", "adamw held")
 MUON = ("muon held", "muon eased", "muon cosine", "muon annealed")
 STRONGEST = (*FIRST, "padamw eased", "gadamx-between", *MUON)
-ON_TEXT = (
-    *STRONGEST,
-    *("sgd held", "gadam-lookahead held", "adamw linear", "schedule-free-sgd"),
-)
-USUAL = (*ON_TEXT, "sgd cosine", "padamw cosine")
+# SGD does not train transformers well: not worth its share of the budget there.
+TRANSFORMER = (*STRONGEST, "gpa cosine", "adamw linear", "gadam-lookahead held")
+LSTM = (*STRONGEST, "sgd held", "adamw linear", "gadam-lookahead held", "schedule-free-sgd")
+USUAL = (*LSTM, "sgd cosine", "padamw cosine")
 WITH_ALL = (*USUAL, "adam-l2 held", "gpa cosine", "adamw eased", "gadam-between")
 
 _FASHION = Data("fashion-mini", validation=1500, examples=4000, size=14, augment=False)
@@ -177,11 +176,11 @@ _ALL = (
         "Penn Treebank (transformer)",
         TEXT_CENTERS,
         0.75,
-        (*ON_TEXT, "gpa cosine"),
+        TRANSFORMER,
         chance=2000.0,
     ),
     # The best rates are far above the center, which was meant for transformers, too.
-    Workload(_PTB, "Penn Treebank (LSTM)", TEXT_CENTERS, 0.65, ON_TEXT, extra=12, chance=2000.0),
+    Workload(_PTB, "Penn Treebank (LSTM)", TEXT_CENTERS, 0.65, LSTM, extra=12, chance=2000.0),
     Workload(
         _images("cifar100-2k", replace(_CIFAR, name="cifar100", examples=4_000), 30, batch_size=64),
         "CIFAR-100 (over-parameterized)",
