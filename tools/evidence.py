@@ -85,10 +85,13 @@ def _confirmed_gain(name: str, one: Document) -> str:
 
 def _ahead_of(best_average: str) -> str:
     """Return the sentence that names the tasks where another method is significantly ahead."""
-    lost = [f"{label} on {_title(name)}" for name in TASKS if (label := _leader(name)) is not None]
-    if lost:
-        return f"Significantly ahead of {best_average} are {_and(lost)}."
-    return f"No other method is significantly ahead of {best_average} on any task."
+    leaders = {name: label for name in TASKS if (label := _leader(name)) is not None}
+    if not leaders:
+        return f"No other method is significantly ahead of {best_average} on any task."
+    return " ".join(
+        f'"{label}" is significantly ahead of {best_average} on {_title(name)}.'
+        for name, label in leaders.items()
+    )
 
 
 def _leader(name: str) -> str | None:
