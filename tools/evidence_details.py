@@ -286,6 +286,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "evidence-pilot": pilot,
     "evidence-averages-held": partial(averages, "held"),
     "evidence-averages-cosine": partial(averages, "cosine"),
+    "evidence-averages-wsd": partial(averages, "annealed"),
     "evidence-defaults": defaults,
     "evidence-forms": forms,
     "evidence-ablation": ablation,

@@ -1,7 +1,7 @@
 """Which average to use: every average of the final runs, compared with one reference each.
 
 All averages watch the same runs, so their differences have no noise between runs. Runs at a held
-rate compare with the paper's average, the mean of the last half. Runs with a cosine schedule
+rate compare with the paper's average, the mean of the last half. Runs with a cosine schedule or WSD
 compare with their last iterate.
 """
 
@@ -21,7 +21,7 @@ from gadam.runs.files import Document
 __all__ = ["REFERENCES", "compare"]
 
 # The reference of each schedule.
-REFERENCES = {"held": "half", "cosine": OWN}
+REFERENCES = {"held": "half", "cosine": OWN, "annealed": OWN}
 
 
 def compare(
@@ -66,7 +66,7 @@ def _difference(
     the best average.
     """
     gains = []
-    for base in ("sgd", "adamw", "padamw"):
+    for base in ("sgd", "adamw", "padamw", "muon"):
         method = f"{base} {schedule}"
         settings = {
             tuning.best(records, method, target, workload.mode)

@@ -232,6 +232,8 @@ def _duels(evidence: Evidence) -> list[Claim]:
             ("SWA", "SGD, cosine, average"),
             (MUON, "Muon, cosine, average"),
         ],
+        "Averaging along WSD beats its last iterate.": [("Muon, WSD, average", "Muon, WSD")],
+        "Averaging at a constant rate beats averaging along WSD.": [(MUON, "Muon, WSD, average")],
         "Averaging at a constant rate beats Schedule-Free.": [
             (GADAM, "Schedule-Free AdamW"),
             (GADAMX, "Schedule-Free AdamW"),
