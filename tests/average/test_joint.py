@@ -286,6 +286,8 @@ def test_an_optimizer_whose_checkpoints_would_lack_the_average() -> None:
     _, *parts = make()
     with pytest.warns(UserWarning, match=r"Both.state_dict\(\) does not call torch's hooks"):
         gadam.IterateAverage(Both(*parts), PLAN)
+    inside = gadam.IterateAverage(make()[1:], PLAN)
+    assert gadam.average_of(Both(*inside.optimizers)) is inside
 
 
 def test_averages_that_are_attached_in_another_order() -> None:

@@ -102,7 +102,14 @@ def average_of(optimizer: object) -> IterateAverage | None:
             waiting += inner
             continue
         waiting += [getattr(inner, name, None) for name in _INNER]
+        waiting += filter(_holds_optimizers, getattr(inner, "__dict__", {}).values())
     return None
+
+
+def _holds_optimizers(value: object) -> bool:
+    """Return True if an attribute is an optimizer, or a list of optimizers."""
+    several = value if isinstance(value, (list, tuple)) else [value]
+    return bool(several) and all(isinstance(one, Optimizer) for one in several)
 
 
 _INNER = ("optimizer", "optim", "_optimizer", "base_optimizer", "optimizers")
