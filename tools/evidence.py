@@ -89,9 +89,14 @@ def _ahead_of(best_average: str) -> str:
     if not leaders:
         return f"No other method is significantly ahead of {best_average} on any task."
     return " ".join(
-        f'"{label}" is significantly ahead of {best_average} on {_title(name)}.'
+        f'"{label}"{_kind(label)} is significantly ahead of {best_average} on {_title(name)}.'
         for name, label in leaders.items()
     )
+
+
+def _kind(label: str) -> str:
+    """Return what an average among the other methods is, for a sentence."""
+    return ", an average along a decayed schedule," if label.endswith(", average") else ""
 
 
 def _leader(name: str) -> str | None:

@@ -356,7 +356,7 @@ def torchrun(arguments: list[str], log: Path, *options: str) -> subprocess.Popen
 
 
 def test_a_rank_that_lost_another_one_reports_before_it_exits():
-    """torchrun sends SIGTERM to the ranks that are left."""
+    """SIGTERM from torchrun must not end a rank that is about to report."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         with pytest.raises(distributed.LostRank), distributed.Preemption():

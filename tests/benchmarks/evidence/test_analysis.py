@@ -540,6 +540,10 @@ def test_the_overview_names_the_tasks_where_a_rival_is_ahead(
     assert "**-2.0** (-3.0 to -1.0) (Schedule-Free AdamW) |" in page
     ahead = '"Schedule-Free AdamW" is significantly ahead of the best average on Fashion-MNIST'
     assert ahead in page
+    lost["tasks"]["fashion-noisy"]["champions"]["rival"] = "AdamW, cosine, average"
+    rows(lost)["AdamW, cosine, average"]["differences"] = rival["differences"]
+    page = tables({**lost, "confirmation": CONFIRMED})["evidence-overview"]
+    assert '"AdamW, cosine, average", an average along a decayed schedule, is significantly' in page
 
 
 def test_the_page_shows_the_confirmation(
