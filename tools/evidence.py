@@ -56,7 +56,7 @@ def answer() -> str:
     for word, words in (("eased", "an eased rate"), ("interpolated", "interpolation")):
         titles = [_title(name) for name, label in labels.items() if word in label]
         if titles:
-            sentences.append(f"It needs {words} on {_and(titles)}.")
+            sentences.append(f"It uses {words} on {_and(titles)}.")
     sentences += _not_final()
     sentences.append("All networks are small: nothing here was tested at scale.")
     return " ".join(filter(None, sentences))
@@ -88,15 +88,13 @@ def _ahead_of(best_average: str) -> str:
     leaders = {name: label for name in TASKS if (label := _leader(name)) is not None}
     if not leaders:
         return f"No other method is significantly ahead of {best_average} on any task."
-    return " ".join(
-        f'"{label}"{_kind(label)} is significantly ahead of {best_average} on {_title(name)}.'
-        for name, label in leaders.items()
+    are_averages = all(label.endswith(", average") for label in leaders.values())
+    who = "averages along a decayed schedule" if are_averages else "other methods"
+    ahead = [f'"{label}" on {_title(name)}' for name, label in leaders.items()]
+    return (
+        f"On the seeds of the first comparison, {who} are significantly ahead of {best_average}: "
+        f"{_and(ahead)}."
     )
-
-
-def _kind(label: str) -> str:
-    """Return what an average among the other methods is, for a sentence."""
-    return ", an average along a decayed schedule," if label.endswith(", average") else ""
 
 
 def _leader(name: str) -> str | None:
@@ -227,15 +225,15 @@ def by_optimizer() -> str:
         gains = {}
         for base, chosen in found["champions by base"].items():
             ours, decayed = final[chosen["average"]], final[chosen["decayed"]]
-            gains[base] = f"{_gain(found, ours, decayed)}, {summary.mean(ours)}"
+            gains[base] = f"{_gain(found, ours, decayed)}, {ours['label']}"
         if gains:
             rows.append([found["title"], *(gains.get(base, "") for base in BASES)])
     caption = (
         "The best average of each optimizer minus its best decayed schedule, both chosen on "
-        "validation data, and the test metric of the average. Gains are in points of accuracy, or "
+        "validation data, and the name of the average. Gains are in points of test accuracy, or "
         "in percent of the perplexity, with 95% intervals, paired by seed; positive favors the "
         "average. Bold intervals exclude zero; they are not corrected for the number of "
-        "comparisons. Averages include those with an eased rate, interpolation, or Lookahead."
+        "comparisons."
     )
     header = ["task", *BASES]
     return table(header, rows, caption, left=len(header)) if rows else "No final runs yet."

@@ -3,7 +3,7 @@
 Some methods, and the claims that compare the best ones, were added when test results were known. So
 the best average, decayed rate, and rival of each task are written to a file first, with their
 settings and points. Then they run on new seeds, whose records no other comparison reads. If methods
-that were added later are better on a task, a second round of the plan has its new best methods.
+that were added later are better on a task, a further round of the plan has its new best methods.
 Rounds are chosen by the same validation data, so the new seeds never choose.
 """
 
