@@ -298,7 +298,8 @@ def test_a_node_that_dies_in_the_middle_changes_nothing(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_ctrl_c_stops_the_command_and_the_same_command_resumes(tmp_path):
     """Standard output is JSON only, and the end is that of local processes."""
-    settings = ["epochs=60", "examples=1900", "average.start=5", "data.size=8", "evaluate_every=30"]
+    settings = ["epochs=300", "examples=1900", "average.start=5", "data.size=8"]
+    settings += ["evaluate_every=100"]
     command = [sys.executable, "-m", "gadam", "train", "compare-gadam", "--json"]
     command += [word for setting in settings for word in ("--set", setting)]
     environment = {**os.environ, "GADAM_CHECKPOINT_SECONDS": "0"}
