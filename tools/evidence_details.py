@@ -86,7 +86,7 @@ def averages(schedule: str) -> str:
     """Return how much better each average is than the reference of its schedule, on each task.
 
     Args:
-        schedule: "held" or "cosine".
+        schedule: "held", "cosine", or "annealed" (WSD).
     """
     found = summary.read()["averages"][schedule]
     tasks = [name for name in TASKS if any(name in one["tasks"] for one in found.values())]

@@ -85,7 +85,7 @@ class IterateAverage:
         optimizer: The optimizer whose iterates to average. It may be inside a wrapper of
             Accelerate, Lightning, Fabric or ZeroRedundancyOptimizer. Or a list of optimizers of one
             model: a joint step is complete, and a sample may be due, when the last of them has
-            stepped since the previous joint step.
+            stepped with the same gradients.
         averaging: The plan. None means ``Averaging()``, which waits for :meth:`begin` or
             :meth:`update`.
 
