@@ -101,6 +101,9 @@ DOCUMENTS = [
 ]
 
 
+NAMESPACES: list[dict[str, object]] = []  # of documents, kept until the tests end
+
+
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_code_blocks_run(document, tmp_path, monkeypatch):
     """Run the Python blocks of a document in order, in one namespace."""
@@ -110,6 +113,8 @@ def test_code_blocks_run(document, tmp_path, monkeypatch):
             pytest.importorskip(framework)
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
     namespace: dict[str, object] = {}
+    # torch may wait forever for a thread of gloo if a DDP model is freed right after its last step.
+    NAMESPACES.append(namespace)
     with warnings.catch_warnings():
         if document == "docs/frameworks.md":
             warnings.simplefilter("default")  # the frameworks' own warnings are not errors
